@@ -18,9 +18,7 @@ from gemmill.variant import OUTPUTS
 if TYPE_CHECKING:
     from kernels.config import KernelConfig, Triple
 
-GRAMMAR = (
-    "gemm_aquant_VARIANT_LAYOUT_PIPELINE_EPILOGUE_SCHEDULER_MxNxK_MxNxK_MxNxK_qgMxNxK[_preshufflequant][_outTYPE]"
-)
+GRAMMAR = "gemm_aquant_VARIANT_LAYOUT_PIPELINE_EPILOGUE_SCHEDULER_MxNxK_MxNxK_MxNxK_qgMxNxK[_preshufflequant][_outTYPE]"
 
 # No leading zeros and ASCII digits only: parsing must invert formatting byte for byte.
 _NUMBER = "[1-9][0-9]*"
