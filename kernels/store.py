@@ -26,7 +26,6 @@ from gemmill.cache import (
     INDEX_SCHEMA,
     LIBRARY,
     MANIFEST,
-    SELFTEST,
     Cache,
     CacheObject,
     describe_file,
@@ -161,14 +160,6 @@ class Store:
         with _explain("write", path):
             self.folder("index", arch)
             write_atomically(path, json.dumps(entry, indent=1).encode(), self.file_mode, durable=True)
-
-    def record_selftest(self, key: str, record: Mapping[str, Any]) -> None:
-        """Put a selftest's record beside an object's library."""
-        path = object_path(self.root, key) / SELFTEST
-        with _explain("write", path):
-            if not path.parent.is_dir():
-                raise KernelNotFound(f"{self.root} has no object {key}")
-            write_atomically(path, json.dumps(record, indent=1).encode(), self.file_mode, durable=True)
 
     def has(self, key: str) -> bool:
         """Tell whether there is anything under the key's name, whole or not."""
