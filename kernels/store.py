@@ -75,7 +75,7 @@ class Store:
         """Hold a key's lock; `check` is called while waiting, and may raise to give up."""
         path = self.root / "locks" / f"{key}.lock"
         with contextlib.ExitStack() as held:
-            with _explain("lock", path):
+            with translating("lock", path):
                 self.folder("locks")
                 held.enter_context(hold(path, self.file_mode, check))
             yield
@@ -83,7 +83,7 @@ class Store:
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
         """Give a new directory in tmp/, removed at the end unless it was renamed into place."""
-        with _explain("create a directory in", self.root / "tmp"):
+        with translating("create a directory in", self.root / "tmp"):
             path, handle = self._locked_directory()
         try:
             yield path
@@ -112,7 +112,7 @@ class Store:
             If anything could not be written; nothing is left behind.
         """
         library, path = folder / LIBRARY, object_path(self.root, key)
-        with _explain("publish", path):
+        with translating("publish", path):
             built = describe_file(library)
             if built is None or not built["size"]:
                 raise StoreError(f"failed to publish {path}: the build left no {LIBRARY}")
@@ -157,7 +157,7 @@ class Store:
         """Let the index name `key` as a kernel's current one."""
         entry = {"schema": INDEX_SCHEMA, "arch": arch, "name": name, "key": key, "config": config}
         path = self.cache.index_path(arch, name)
-        with _explain("write", path):
+        with translating("write", path):
             self.folder("index", arch)
             write_atomically(path, json.dumps(entry, indent=1).encode(), self.file_mode, durable=True)
 
@@ -168,7 +168,7 @@ class Store:
     def quarantine(self, key: str, reason: str) -> Path:
         """Move a broken object out of the way, tell so, and return where it went."""
         target = self.root / "quarantine" / f"{key}-{time.time_ns()}-{os.getpid()}"
-        with _explain("quarantine", object_path(self.root, key)):
+        with translating("quarantine", object_path(self.root, key)):
             self.folder("quarantine")
             try:
                 object_path(self.root, key).rename(target)
@@ -229,7 +229,8 @@ class Store:
 
 
 @contextlib.contextmanager
-def _explain(verb: str, path: Path) -> Iterator[None]:
+def translating(verb: str, path: Path) -> Iterator[None]:
+    """Turn the system's errors into a StoreError that reads "failed to VERB PATH: reason"."""
     try:
         yield
     except OSError as error:

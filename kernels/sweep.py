@@ -17,7 +17,7 @@ from gemmill.cache import LIBRARY, Cache, object_path
 from gemmill.errors import CorruptObject, GemmillError, KernelNotFound
 
 from kernels.locks import try_lock
-from kernels.store import Store, keys_in_index
+from kernels.store import Store, keys_in_index, translating
 
 QUARANTINE_SECONDS = 7 * 24 * 3600.0
 _LEFTOVER_SECONDS = 3600.0  # no write of a small file takes so long
@@ -104,7 +104,8 @@ def gc(store: Store, max_size: int | None = None) -> Swept:
         Stop as soon as the cache's objects have no more than so many bytes; None removes every unnamed object.
     """
     named = keys_in_index(store.root)
-    sizes = {key: _size(object_path(store.root, key)) for key in store.cache.keys()}
+    keys = store.cache.keys()
+    sizes = {key: _size(object_path(store.root, key)) for key in keys}
     left, removed = sum(sizes.values()), []
     for key in sorted(sizes.keys() - named, key=lambda key: (_last_use(store.root, key), key)):
         if max_size is not None and left <= max_size:
@@ -146,17 +147,17 @@ def _dangling(cache: Cache) -> list[tuple[str, str]]:
 
 def _remove(store: Store, key: str) -> bool:
     """Remove an object unless it is being built or has come into use; tell whether it is gone."""
-    store.folder("locks")
-    handle = try_lock(store.root / "locks" / f"{key}.lock", store.file_mode)
+    with translating("remove", object_path(store.root, key)):
+        store.folder("locks")
+        handle = try_lock(store.root / "locks" / f"{key}.lock", store.file_mode)
     if handle is None:
         return False
     try:
         if _is_named(store, key):
             return False
-        with store.staging() as stage:
-            object_path(store.root, key).rename(stage / "object")
-        return True
-    except FileNotFoundError:
+        path = object_path(store.root, key)
+        with translating("remove", path), store.staging() as stage, contextlib.suppress(FileNotFoundError):
+            path.rename(stage / "object")
         return True
     finally:
         os.close(handle)
