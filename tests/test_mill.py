@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from kernels.paths import CHECKOUT
 
 MILL = CHECKOUT.root / "mill"
@@ -233,7 +234,7 @@ def test_without_a_compiler_zig_is_installed(checkout):
 
 def test_settings_that_would_lead_python_and_pip_astray_are_dropped(checkout):
     checkout.python.write_text(f"#!/bin/sh\nenv >>'{checkout.log}.env'\n" + checkout.python.read_text())
-    astray = {name: "/astray" for name in ("PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX")}
+    astray = dict.fromkeys(("PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX"), "/astray")
     assert checkout.run("x", PIP_USER="1", **astray).returncode == 0
     seen = Path(f"{checkout.log}.env").read_text()
     assert "/astray" not in seen

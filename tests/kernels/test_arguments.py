@@ -6,6 +6,7 @@ import pytest
 from gemmill.arch import ARCHS, host_archs
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kernels.arguments import ARGUMENTS, COMMANDS, FLAGS, Options, UsageError, help_text, parse
 
 HERE = Path("/some/where")
@@ -62,7 +63,7 @@ def test_unknown_arch_lists_the_known_ones(wrong):
     ],
 )
 def test_mistakes_say_what_is_accepted(args, said):
-    with pytest.raises(UsageError, match=".*") as caught:
+    with pytest.raises(UsageError) as caught:
         parse(args, HERE)
     assert said in str(caught.value)
 

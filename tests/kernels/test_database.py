@@ -1,9 +1,11 @@
 """doit's database may be lost, broken, busy or read-only; no run minds."""
 
 import sqlite3
+from pathlib import Path
 
 import pytest
 from doit.dependency import JSONCodec
+
 from kernels.database import Database
 
 
@@ -37,8 +39,7 @@ def test_keeps_what_is_saved(path):
 
 @pytest.mark.parametrize("content", [b"not a database at all" * 100, b"SQLite format 3\0" + b"\xff" * 4096])
 def test_corrupt_file_is_deleted_with_a_note(path, content, capsys):
-    with open(path, "wb") as file:
-        file.write(content)
+    Path(path).write_bytes(content)
     write(path)
     assert read(path) == 1
     assert "corrupt and is deleted" in capsys.readouterr().err
@@ -49,7 +50,7 @@ def test_damage_inside_is_survived(path):
     for i in range(500):
         database.set(f"task{i}", "result:", "x" * 200)
     database.dump()
-    with open(path, "r+b") as file:
+    with Path(path).open("r+b") as file:
         size = file.seek(0, 2)
         file.seek(size // 2)
         file.write(b"\xa5" * (size - size // 2))
@@ -70,7 +71,7 @@ def test_a_value_that_is_no_json_counts_as_absent(path):
 
 
 def test_zero_length_file_is_a_new_database(path, capsys):
-    open(path, "wb").close()
+    Path(path).touch()
     write(path)
     assert read(path) == 1
     assert capsys.readouterr().err == ""

@@ -3,6 +3,7 @@
 import io
 
 import pytest
+
 from kernels.progress import Progress, duration, is_terminal
 
 
