@@ -147,9 +147,14 @@ class Codegen:
         import jinja2
 
         name = find_backend(config.arch).TEMPLATE
+        texts, folder = self._templates(name)[0], self.paths.templates
+
+        def load(one: str) -> tuple[str, str, None] | None:
+            # The very text that was digested, whatever happens to the file meanwhile.
+            return (texts[one], str(folder / one), None) if one in texts else None
+
         environment = jinja2.Environment(
-            # The very texts that were digested, whatever happens to the files meanwhile.
-            loader=jinja2.DictLoader(self._templates(name)[0]),
+            loader=jinja2.FunctionLoader(load),
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -167,11 +172,9 @@ class Codegen:
                 manifest=embedded_manifest(config, self._abi),
             )
         except jinja2.TemplateSyntaxError as error:
-            raise CodegenError(
-                f"{self.paths.templates / (error.name or name)}:{error.lineno}: {error.message}"
-            ) from None
-        except jinja2.TemplateError as error:
-            raise CodegenError(f"{_place(error, self.paths.templates / name)}: {error.message}") from None
+            raise CodegenError(f"{folder / (error.name or name)}:{error.lineno}: {error.message}") from None
+        except Exception as error:  # a template's expression may raise anything
+            raise CodegenError(f"{_place(error, folder / name)}: {error}") from error
 
 
 def read_source(path: Path) -> Source | None:
@@ -217,11 +220,12 @@ def _module_digest() -> str:
     return sha256_text(canonical_json(texts))
 
 
-def _place(error: BaseException, default: Path) -> str:
+def _place(error: BaseException, template: Path) -> str:
     """Return template:line of the deepest template frame of a traceback."""
-    place, trace = str(default), error.__traceback__
+    place, trace = str(template), error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == "<template>":
-            place = f"{default}:{trace.tb_lineno}"
+        file = trace.tb_frame.f_code.co_filename
+        if Path(file).is_relative_to(template.parent):
+            place = f"{file}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place

@@ -35,7 +35,7 @@ _TOKEN = re.compile(
     | (?:u8|[uUL])?'(?:\\[\s\S]|[^'\\\n])*'
     | \.?[0-9](?:[eEpP][+-]|'?\w|\.)*
     | [A-Za-z_$]\w*
-    | <<=|>>=|<=>|->\*|\.\.\.|::|->|\.\*|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%^&|]=
+    | /\*|<<=|>>=|<=>|->\*|\.\.\.|::|->|\.\*|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%^&|]=
     | [\s\S]
     """,
     re.VERBOSE,
@@ -90,6 +90,8 @@ def scan(text: str, label: str = "source") -> Scan:
         directive = directive or (fresh and token.startswith("#"))
         fresh = spaced = False
         parts.append(token)
+    if directive:
+        parts.append("\n")
     digest = hashlib.sha256("\n".join(parts).encode(errors="surrogateescape"))
     return Scan(digest.hexdigest(), tuple(includes))
 
