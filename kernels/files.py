@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -49,4 +50,7 @@ def make_directory(path: Path) -> None:
     """Make a directory and its parents, none of them writable for others even where the umask would let it."""
     if not path.is_dir():
         make_directory(path.parent)
-        path.mkdir(mode=0o755, exist_ok=True)
+        try:
+            path.mkdir(mode=0o755, exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None

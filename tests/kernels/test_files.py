@@ -47,7 +47,7 @@ def test_make_directory_is_content_with_what_is_there(tmp_path: Path) -> None:
     make_directory(tmp_path / "a" / "b")
     make_directory(tmp_path / "a" / "b")
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(NotADirectoryError):
         make_directory(tmp_path / "file")
 
 
