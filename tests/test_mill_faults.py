@@ -174,6 +174,16 @@ def test_ctrl_c_on_a_terminal_leaves_a_clean_line(mill):
     assert last.endswith("\r\n")
 
 
+def test_a_reader_that_goes_away_stops_the_run(mill):
+    """As in `./mill | head -1`."""
+    process = mill.start(*TWO, "jobs=1")
+    assert process.stdout.readline().startswith("[2/6] compile:")
+    process.stdout.close()
+    assert process.wait(30) == 141
+    assert not mill.processes()
+    assert not mill.residue()
+
+
 # Raced
 
 
