@@ -27,7 +27,7 @@ from gemmill.errors import GemmillError
 from kernels.backends import find_backend
 from kernels.config import KernelConfig
 from kernels.describe import embedded_manifest, read_abi_version
-from kernels.files import write_atomically
+from kernels.files import signature, write_atomically
 from kernels.headers import Scan, scan
 from kernels.paths import CHECKOUT, Paths
 
@@ -75,6 +75,7 @@ class Codegen:
         self.paths = paths
         self._closures: dict[str, tuple[dict[str, str], str]] = {}
         self._inputs: dict[KernelConfig, str] = {}
+        self._scans: dict[str, tuple[Any, str, Scan]] = {}
 
     def path(self, config: KernelConfig) -> Path:
         """Return where a kernel's source is generated: ``build/generated/<arch>/<name>.cpp``."""
@@ -82,7 +83,18 @@ class Codegen:
 
     def is_current(self, config: KernelConfig) -> bool:
         """Tell whether the generated file is whole and rendered from what is there now."""
-        return self.source(config) is not None
+        return self.current_scan(config) is not None
+
+    def current_scan(self, config: KernelConfig) -> Scan | None:
+        """Return the scan of the generated source where it is current, else None. The file is read when it changed."""
+        path = f"{self.paths.generated}/{config.arch}/{config.name}.cpp"
+        now, known = signature(path), self._scans.get(path)
+        if known is None or known[0] != now:
+            found = read_source(Path(path))
+            if found is None:
+                return None
+            known = self._scans[path] = (now, found.inputs, found.scan)
+        return known[2] if known[1] == self._digest(config) else None
 
     def source(self, config: KernelConfig) -> Source | None:
         """Return the generated source where it is current, else None."""
