@@ -37,26 +37,29 @@ struct Workspace {
     static constexpr size_t place(size_t bytes) { return round_up(bytes, 2 * kCacheLine); }
 
     static constexpr int kGroups = kTileK / static_cast<int>(kGroupK);
+    static constexpr int kPanelM = kPanelRows<kMR>, kPanelN = kPanelColumns<kNR>;
     static constexpr size_t kSums = 0;
     static constexpr size_t kScales = kSums + place(sizeof(float) * kTileM * kTileN);
     static constexpr size_t kPanelB = kScales + place(sizeof(float) * kTileM * kGroups);
-    static constexpr size_t kPanelsA = kPanelB + place(sizeof(Element) * (kNR * kTileK + kDecodeStep));
-    static constexpr size_t kCodes = kPanelsA + place(sizeof(Element) * (kTileM * kTileK + kDecodeStep));
-    static constexpr size_t kScratchBytes =
-        panel_scratch_bytes<(kMR > kNR ? kMR : kNR), kDecodeStep>(kTileK);
-    static constexpr size_t kUnpacked = kCodes + place(kScratchBytes);
-    /* Rows of unpacked int4 codes have two spare places, and 32 that edges may read. */
-    static constexpr int kUnpackedRow = (Kernel::kOrderA == Order::kContiguousK ? kTileK : kTileM) + 2;
-    static constexpr int kUnpackedRows = Kernel::kOrderA == Order::kContiguousK ? kTileM : kTileK;
+    static constexpr size_t kPanels = static_cast<size_t>((kTileM + kPanelM - 1) / kPanelM);
+    static constexpr size_t kPanelsA = kPanelB + place(sizeof(Element) * (kPanelN * kTileK + kDecodeStep));
+    static constexpr size_t kCodes = kPanelsA + place(sizeof(Element) * (kPanels * kPanelM * kTileK * kSpread + kDecodeStep));
+    static constexpr int kWidest = kPanelM > kPanelN ? kPanelM : kPanelN;
+    static constexpr size_t kUnpacked = kCodes + place(panel_scratch_bytes<kWidest, kDecodeStep>(kTileK));
+    /* Lines of a panel's unpacked int4 codes; unpacking works in whole vectors and may run past a line's end. */
+    static constexpr bool kLineIsRow = Kernel::kOrderA == Order::kContiguousK;
+    static constexpr int kUnpackedLine = (kLineIsRow ? kTileK : kPanelM) + kUnpackSlack;
+    static constexpr int kUnpackedLines = kLineIsRow ? kPanelM : kTileK;
     static constexpr size_t kBytes =
-        kUnpacked + (kUnpacks ? place(static_cast<size_t>(kUnpackedRow) * kUnpackedRows) : 0);
+        kUnpacked + (kUnpacks ? place(static_cast<size_t>(kUnpackedLine) * kUnpackedLines) : 0);
 
     char* base;
 
     float* sums() const { return reinterpret_cast<float*>(base + kSums); }
     float* scales() const { return reinterpret_cast<float*>(base + kScales); }
     Element* panel_b() const { return reinterpret_cast<Element*>(base + kPanelB); }
-    Element* panels_a() const { return reinterpret_cast<Element*>(base + kPanelsA); }
+    /* The panel that holds row r of the block; r is a multiple of kPanelM. */
+    Element* panel_a(int64_t r) const { return reinterpret_cast<Element*>(base + kPanelsA) + r * kTileK * kSpread; }
     uint8_t* codes() const { return reinterpret_cast<uint8_t*>(base + kCodes); }
     uint8_t* unpacked() const { return reinterpret_cast<uint8_t*>(base + kUnpacked); }
 };
@@ -67,38 +70,49 @@ constexpr int64_t element_index(int64_t row, int64_t k, int64_t stride) {
     return O == Order::kContiguousK ? row * stride + k : k * stride + row;
 }
 
-/* Pack rows [m0, m0 + rows) of A for k in [k0, k0 + depth) into consecutive panels. */
-template <typename Kernel>
-void pack_a(const Workspace<Kernel>& ws, const Problem& p, int64_t m0, int64_t rows, int64_t k0, int depth) {
-    constexpr int MR = Kernel::kRegisterM;
-    constexpr Order order = Kernel::kOrderA;
-    for (int64_t r = 0; r < rows; r += MR) {
-        Element* panel = ws.panels_a() + r * Kernel::kTileK;
-        const uint8_t* in = p.a + element_index<order>(m0 + r, k0, p.lda);
-        pack_panel<typename Kernel::A, order, MR, kPair>(panel, ws.codes(), in, p.lda, rows - r, depth);
+/* Ask for the lines of a panel's codes ahead of their use. */
+template <Order O>
+void prefetch_codes(const uint8_t* in, int64_t stride, int64_t rows, int64_t depth) {
+    const int64_t lines = O == Order::kContiguousK ? rows : depth, length = O == Order::kContiguousK ? depth : rows;
+    for (int64_t i = 0; i < lines; ++i) {
+        for (int64_t at = 0; at < length; at += kCacheLine) __builtin_prefetch(in + i * stride + at);
     }
 }
 
-/* The same for packed int4. Each stored line of the tile is unpacked first; lines may start mid-byte. */
+/* Pack rows [m0, m0 + rows) of A for k in [k0, k0 + depth) into consecutive panels. */
+template <typename Kernel>
+void pack_a(const Workspace<Kernel>& ws, const Problem& p, int64_t m0, int64_t rows, int64_t k0, int depth) {
+    constexpr int panel = Workspace<Kernel>::kPanelM;
+    constexpr Order order = Kernel::kOrderA;
+    for (int64_t r = 0; r < rows; r += panel) {
+        const uint8_t* in = p.a + element_index<order>(m0 + r, k0, p.lda);
+        const int64_t left = rows - r - panel;
+        if (left > 0) {
+            prefetch_codes<order>(in + element_index<order>(panel, 0, p.lda), p.lda, min_of<int64_t>(left, panel),
+                                  depth);
+        }
+        pack_panel<typename Kernel::A, order, panel, kPair, kSpread>(ws.panel_a(r), ws.codes(), in, p.lda, rows - r, depth);
+    }
+}
+
+/* The same for packed int4. The lines of a panel are unpacked first; each may start mid-byte. */
 template <typename Kernel>
 void pack_int4_a(const Workspace<Kernel>& ws, const Problem& p, int64_t m0, int64_t rows, int64_t k0, int depth) {
-    constexpr int MR = Kernel::kRegisterM;
+    constexpr int panel = Workspace<Kernel>::kPanelM;
     constexpr Order order = Kernel::kOrderA;
     constexpr bool by_row = order == Order::kContiguousK;
-    constexpr int64_t line = Workspace<Kernel>::kUnpackedRow;
-    for (int64_t r = 0; r < rows; r += MR) {
-        const int64_t have = min_of<int64_t>(rows - r, MR);
+    constexpr int64_t line = Workspace<Kernel>::kUnpackedLine;
+    for (int64_t r = 0; r < rows; r += panel) {
+        const int64_t have = min_of<int64_t>(rows - r, panel);
         const int64_t lines = by_row ? have : depth;
         const int64_t length = by_row ? depth : have;
         uint8_t* codes = ws.unpacked();
         for (int64_t i = 0; i < lines; ++i) {
             const int64_t first = by_row ? element_index<order>(m0 + r + i, k0, p.lda)
                                          : element_index<order>(m0 + r, k0 + i, p.lda);
-            const uint8_t* at = unpack_int4_span(codes + i * line, p.a, first, length);
-            if (at != codes + i * line) memmove(codes + i * line, at, static_cast<size_t>(length));
+            unpack_int4_span(codes + i * line, p.a, first, length);
         }
-        Element* panel = ws.panels_a() + r * Kernel::kTileK;
-        pack_panel<Int4, order, MR, kPair>(panel, ws.codes(), codes, line, have, depth);
+        pack_panel<Int4, order, panel, kPair, kSpread>(ws.panel_a(r), ws.codes(), codes, line, have, depth);
     }
 }
 
@@ -112,33 +126,48 @@ ScaleView scale_view(const Problem& p, int64_t m0, int64_t g0) {
     return {p.aq, m0 * p.ldaq + g0, p.ldaq, 1};
 }
 
-/* Convert the sums of a finished rectangle into C. */
+/* Convert a finished register tile into C at (m, n): `rows` by `columns` of it exist. */
 template <typename Kernel>
-void store_rectangle(const Workspace<Kernel>& ws, const Problem& p, const Rectangle& rect) {
-    constexpr int MR = Kernel::kRegisterM, NR = Kernel::kRegisterN;
+void store_tile(const float* sums, const Problem& p, int64_t m, int64_t n, int64_t rows, int64_t columns) {
     using Type = typename Kernel::Out::Type;
-    const float* tile = ws.sums();
-    for (int64_t n = rect.n0; n < rect.n1; n += NR) {
-        const size_t bytes = static_cast<size_t>(min_of<int64_t>(rect.n1 - n, NR)) * sizeof(Type);
-        for (int64_t m = rect.m0; m < rect.m1; m += MR) {
-            const int64_t rows = min_of<int64_t>(rect.m1 - m, MR);
-            for (int64_t r = 0; r < rows; ++r) {
-                /* By way of a buffer: C may have any alignment, and its last columns may be few. */
-                Type row[NR];
-                Kernel::Out::store(row, tile + r * NR, NR);
-                memcpy(p.c + ((m + r) * p.ldc + n) * static_cast<int64_t>(sizeof(Type)), row, bytes);
-            }
-            tile += MR * NR;
+    const size_t bytes = static_cast<size_t>(columns) * sizeof(Type);
+    for (int64_t r = 0; r < rows; ++r) {
+        /* By way of a buffer: C may have any alignment, and its last columns may be few. */
+        Type row[Kernel::kRegisterN];
+        Kernel::Out::store(row, sums + r * Kernel::kRegisterN, Kernel::kRegisterN);
+        char* to = p.c + ((m + r) * p.ldc + n) * static_cast<int64_t>(sizeof(Type));
+        if (columns == Kernel::kRegisterN) {
+            memcpy(to, row, sizeof row);
+        } else {
+            memcpy(to, row, bytes);
         }
     }
+}
+
+/* Ask for the lines that store_tile() will write. */
+template <typename Kernel>
+void prefetch_tile(const Problem& p, int64_t m, int64_t n, int64_t rows) {
+    constexpr int64_t size = sizeof(typename Kernel::Out::Type);
+    for (int64_t r = 0; r < rows; ++r) __builtin_prefetch(p.c + ((m + r) * p.ldc + n) * size, 1);
+}
+
+/* Where K = 0, no group exists and C is zero. */
+template <typename Kernel>
+void store_zeros(const Problem& p, const Rectangle& rect) {
+    constexpr int64_t size = sizeof(typename Kernel::Out::Type); /* all bits zero is +0 in every type of C */
+    const size_t bytes = static_cast<size_t>((rect.n1 - rect.n0) * size);
+    for (int64_t m = rect.m0; m < rect.m1; ++m) memset(p.c + (m * p.ldc + rect.n0) * size, 0, bytes);
 }
 
 template <typename Kernel>
 void run_rectangle(const Workspace<Kernel>& ws, const Problem& p, const Rectangle& rect) {
     constexpr int MR = Kernel::kRegisterM, NR = Kernel::kRegisterN;
+    constexpr int PM = Workspace<Kernel>::kPanelM, PN = Workspace<Kernel>::kPanelN;
     const int64_t rows = rect.m1 - rect.m0;
+    if (p.k == 0) return store_zeros<Kernel>(p, rect);
     for (int64_t k0 = 0; k0 < p.k; k0 += Kernel::kTileK) {
         const int depth = static_cast<int>(min_of<int64_t>(p.k - k0, Kernel::kTileK));
+        const bool last = k0 + depth == p.k;
         const ScaleView scales = scale_view<Kernel>(p, rect.m0, k0 / kGroupK);
         load_scales<typename Kernel::Scale>(ws.scales(), Kernel::kTileM, scales, rows, ceil_div(depth, kGroupK));
         if constexpr (Kernel::kPackedA) {
@@ -147,24 +176,31 @@ void run_rectangle(const Workspace<Kernel>& ws, const Problem& p, const Rectangl
             pack_a<Kernel>(ws, p, rect.m0, rows, k0, depth);
         }
         RegisterTile tile{};
-        tile.b = ws.panel_b();
         tile.scale_stride = Kernel::kTileM;
         tile.c = ws.sums();
         tile.depth = depth;
         tile.first = k0 == 0;
-        for (int64_t n = rect.n0; n < rect.n1; n += NR) {
-            const uint8_t* in = p.b + element_index<Kernel::kOrderB>(n, k0, p.ldb);
-            pack_panel<typename Kernel::B, Kernel::kOrderB, NR, kPair>(ws.panel_b(), ws.codes(), in, p.ldb,
-                                                                       rect.n1 - n, depth);
+        for (int64_t n0 = rect.n0; n0 < rect.n1; n0 += PN) {
+            const int64_t panel_columns = min_of<int64_t>(rect.n1 - n0, PN);
+            const uint8_t* in = p.b + element_index<Kernel::kOrderB>(n0, k0, p.ldb);
+            pack_panel<typename Kernel::B, Kernel::kOrderB, PN, kPair, 1>(ws.panel_b(), ws.codes(), in, p.ldb,
+                                                                          panel_columns, depth);
             for (int64_t r = 0; r < rows; r += MR) {
-                tile.a = ws.panels_a() + r * Kernel::kTileK;
+                const int64_t have = min_of<int64_t>(rows - r, MR);
+                tile.a = ws.panel_a(r / PM * PM) + r % PM * kPair * kSpread;
                 tile.scales = ws.scales() + r;
-                run_register_tile<MR, NR>(tile, static_cast<int>(min_of<int64_t>(rows - r, MR)));
-                tile.c += MR * NR;
+                for (int64_t c = 0; c < panel_columns; c += NR) {
+                    const int64_t n = n0 + c;
+                    tile.b = ws.panel_b() + c * kPair;
+                    for (int i = 0; i < MR * NR; i += 16) __builtin_prefetch(tile.c + MR * NR + i, 1);
+                    if (last) prefetch_tile<Kernel>(p, rect.m0 + r, n, have);
+                    run_register_tile<MR, NR>(tile, static_cast<int>(have));
+                    if (last) store_tile<Kernel>(tile.c, p, rect.m0 + r, n, have, min_of<int64_t>(rect.n1 - n, NR));
+                    tile.c += MR * NR;
+                }
             }
         }
     }
-    store_rectangle<Kernel>(ws, p, rect);
 }
 
 }  // namespace gemmill

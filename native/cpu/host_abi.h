@@ -21,9 +21,15 @@ void after_fork_child() { g_pool.after_fork_child(); }
 /* The threads' code goes away with the library, so they end before it. */
 __attribute__((destructor)) void close_at_unload() { g_pool.close(); }
 
+bool g_cpu_checked = false; /* CPUID is slow on a virtual machine: tens of microseconds */
+
 GEMMILL_BASELINE int check_cpu() {
+    if (__atomic_load_n(&g_cpu_checked, __ATOMIC_RELAXED)) return GEMMILL_OK;
     const char* missing = missing_cpu_feature();
-    if (missing == nullptr) return GEMMILL_OK;
+    if (missing == nullptr) {
+        __atomic_store_n(&g_cpu_checked, true, __ATOMIC_RELAXED);
+        return GEMMILL_OK;
+    }
     return (Message() << Kernel::kName << " for " << Kernel::kArch << " needs a CPU feature that this machine lacks: "
                       << missing)
         .unsupported();

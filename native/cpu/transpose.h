@@ -11,10 +11,10 @@ namespace gemmill {
 
 #if defined(__SSE2__)
 
-/* The upper and lower halves of a register, 8 bytes each, go to two places. */
+/* The halves of a register, 8 bytes each, go to two places. */
 GEMMILL_INLINE void store_halves(uint8_t* low, uint8_t* high, __m128i v) {
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(low), v);
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(high), _mm_unpackhi_epi64(v, v));
+    _mm_storel_pd(reinterpret_cast<double*>(low), _mm_castsi128_pd(v));
+    _mm_storeh_pd(reinterpret_cast<double*>(high), _mm_castsi128_pd(v));
 }
 
 GEMMILL_INLINE void store_whole(uint8_t* to, __m128i v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), v); }
