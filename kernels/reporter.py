@@ -131,6 +131,9 @@ class Reporter:
         """Count a task with nothing to do."""
         if task.meta:
             self.progress.skip(task.meta["stage"])
+            row = self.rows[task.meta["config"].id]
+            if row.outcome == "generated":  # from what was known: the kernel itself has not changed
+                row.outcome = ""
 
     def skip_ignore(self, task: Any) -> None:
         """Count a task that doit was told to ignore."""
