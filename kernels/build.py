@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemmill.arch import find_arch
 from gemmill.cache import LIBRARY, MANIFEST_SCHEMA, CacheObject
 from gemmill.errors import CorruptObject, GemmillError, KernelNotFound
 
@@ -163,10 +164,10 @@ class Build:
 
     def toolchain(self, arch: str) -> Toolchain:
         """Return the toolchain that builds for `arch`; UnsupportedError where its backend or compiler is missing."""
-        backend = find_backend(arch)
-        known = self._toolchains.get(backend.TEMPLATE)
+        backend = find_arch(arch).backend
+        known = self._toolchains.get(backend)
         if known is None:
-            known = self._toolchains[backend.TEMPLATE] = self._find_toolchain(backend)
+            known = self._toolchains[backend] = self._find_toolchain(find_backend(arch))
         return known
 
     def inputs(self, config: KernelConfig) -> dict[str, Any]:
@@ -176,7 +177,8 @@ class Build:
     def state(self, config: KernelConfig) -> State:
         """Say whether a kernel is current. Writes nothing to the cache.
 
-        Headers and compiler are read once for all kernels of this Build; `compile` always looks again.
+        Templates, headers and compiler are read once for all kernels of this Build; `compile` looks at headers and
+        compiler again.
 
         Raises
         ------

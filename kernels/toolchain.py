@@ -28,7 +28,7 @@ from gemmill.cache import canonical_json
 from gemmill.errors import UnsupportedError
 
 from kernels import process
-from kernels.files import write_atomically
+from kernels.files import signature, write_atomically
 
 NAMES = ("g++", "clang++", "zig")
 
@@ -90,7 +90,8 @@ def find_toolchain(wanted: str | None = None, memo: Path | None = None) -> Toolc
         command = _parse(asked.partition("=")[2])
         if command is None:
             raise UnsupportedError(
-                f"{asked}: there is no such compiler; accepted are {', '.join(NAMES)}, a path, or a command line"
+                f"{asked}: there is no such compiler; accepted are {', '.join(NAMES)}, a path, or a command line; "
+                f"{_INSTALL}"
             )
         return recall(command, memo, probe_cxx)
     for name in NAMES:
@@ -130,11 +131,11 @@ def recall(command: tuple[str, ...], memo: Path | None, probe: Callable[[tuple[s
     name = canonical_json([probe.__name__, *command, os.environ.get("PATH", "")])
     entries = _load(memo)
     known = entries.get(name)
-    if isinstance(known, dict) and known.get("files") == _signatures(known.get("files", ())):
+    if isinstance(known, dict) and known.get("files") == _signatures(path for path, *_ in known.get("files", ())):
         return Toolchain(known["kind"], command, known["identity"])
     answer = probe(command)
     entries.pop(name, None)
-    entries[name] = {"kind": answer.kind, "identity": answer.identity, "files": _signatures([f] for f in answer.files)}
+    entries[name] = {"kind": answer.kind, "identity": answer.identity, "files": _signatures(answer.files)}
     _save(memo, entries)
     return Toolchain(answer.kind, command, answer.identity)
 
@@ -166,29 +167,35 @@ def _probe_driver(kind: str, command: tuple[str, ...]) -> Probe:
     dry = _ask(command, "-###", "-shared", "-fPIC", "-x", "c++", os.devnull, "-o", "kernel.so")
     version = re.search(r"^.*\bversion \d.*$", dry, re.MULTILINE)
     target = re.search(r"^Target: (\S+)", dry, re.MULTILINE)
-    steps = [shlex.split(line) for line in dry.splitlines() if line.startswith(" ") and line.strip()[:1] in '"/asc']
-    compile_step = next((step for step in steps if "-cc1" in step or "cc1plus" in step[0]), None)
-    if version is None or target is None or compile_step is None:
+    steps = [shlex.split(line) for line in dry.splitlines() if line.startswith(" ") and "cc1" in line]
+    if version is None or target is None or not steps:
         raise UnsupportedError(f"{shlex.join(command)} -### does not read as {kind}'s does; it says: {dry[:400]!r}")
-    programs = {name: _ask(command, f"-print-prog-name={name}").strip() for name in ("as", "ld")}
-    found = {name: shutil.which(path) for name, path in programs.items()}
+    compiler = steps[0][0]
+    programs = {name: shutil.which(_ask(command, f"-print-prog-name={name}").strip()) for name in ("as", "ld")}
     library = _ask(command, "-x", "c++", "-E", "-dD", "-include", "cstddef", os.devnull)
-    real_driver = re.search(r"^COLLECT_GCC=(.*)$", dry, re.MULTILINE)
+    driver = re.search(r"^COLLECT_GCC=(.*)$", dry, re.MULTILINE)
     identity = {
         "kind": kind,
         "version": version[0].strip(),
         "target": target[1],
-        "compiler": _digest(Path(compile_step[0])),
-        "options": _own_options(compile_step),
+        "compiler": _digest(Path(compiler)),
+        "options": _own_options(steps[0]),
         # Macros of libstdc++, libc++ and glibc that say which they are.
         "library": dict(
             re.findall(r"^#define (__GLIBCXX__|_LIBCPP_VERSION|__GLIBC__|__GLIBC_MINOR__) (\S+)", library, re.MULTILINE)
         ),
-        **{name: _ask((path,), "--version").partition("\n")[0] for name, path in found.items() if path},
+        **{name: _describe_program(path) for name, path in programs.items() if path},
     }
     headers = [path for path in re.findall(r'^# \d+ "(/[^"]+)"', library, re.MULTILINE) if path != os.devnull]
-    files = (command[0], compile_step[0], real_driver and shutil.which(real_driver[1]), *found.values(), *headers)
+    files = (command[0], compiler, driver and shutil.which(driver[1]), *programs.values(), *headers)
     return Probe(kind, identity, tuple(dict.fromkeys(path for path in files if path)))
+
+
+def _describe_program(path: str) -> str:
+    try:
+        return _ask((path,), "--version").partition("\n")[0]
+    except UnsupportedError:  # Apple's linker has no such option
+        return _digest(Path(path))
 
 
 def _own_options(step: list[str]) -> list[str]:
@@ -245,16 +252,8 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _signatures(files: Iterable[Any]) -> list[list[Any]]:
-    """Return [path, size, mtime, ctime, inode] of each file, [path] where it is gone."""
-    result: list[list[Any]] = []
-    for path, *_ in files:
-        try:
-            info = Path(path).stat()
-            result.append([path, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino])
-        except OSError:
-            result.append([path])
-    return result
+def _signatures(files: Iterable[str]) -> list[list[Any]]:
+    return [[path, *(signature(path) or ())] for path in files]
 
 
 _MEMO_SCHEMA = 1
