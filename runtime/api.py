@@ -28,7 +28,7 @@ from gemmill.operands import (
     leading_dimensions,
     shuffled,
 )
-from gemmill.search import VARIABLE, search_path
+from gemmill.search import VARIABLE, SearchPath
 from gemmill.variant import INT4, OUTPUTS, dtype_name, find_variant
 
 _MAX_PLANS = 4096
@@ -352,7 +352,7 @@ def _takes_shuffled(config: dict[str, Any], name: str, tile_k: int) -> bool:
 
 def _select(operands: _Operands, kind: str, row: Arch | None, allow_untested: bool) -> Kernel:
     """Return the best usable kernel: best arch first, then the layouts that fit, then the search path's order."""
-    places = list(search_path())
+    places = SearchPath()
     archs = [row] if row else [r for r in host_archs() if r.encoding == operands.encoding]
 
     def candidates() -> Iterator[Candidate]:

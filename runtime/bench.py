@@ -21,7 +21,7 @@ from gemmill.layout import find_layout, groups
 from gemmill.loader import Candidate, Kernel, by_pattern, explain_miss
 from gemmill.operands import Array
 from gemmill.quantize import quantize_a
-from gemmill.search import CacheArgument, search_path
+from gemmill.search import CacheArgument, SearchPath
 from gemmill.variant import INT4, find_variant
 
 _SECONDS = 0.1  # how long one kernel is timed at least
@@ -115,7 +115,7 @@ def _read_safetensors(path: Path) -> Iterator[tuple[str, Array]]:
 
 def _usable_kernels(cache: CacheArgument, arch: str | None) -> list[Kernel]:
     """Open the kernels of the given arch, else of the best arch that has any."""
-    places = list(search_path(cache))
+    places = SearchPath(cache)
     archs = [find_arch(arch)] if arch else host_archs()
     refused: list[Candidate] = []
     for row in archs:

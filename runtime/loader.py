@@ -34,7 +34,7 @@ from gemmill.errors import (
 )
 from gemmill.layout import find_layout
 from gemmill.library import Library
-from gemmill.search import CacheArgument, Place, search_path
+from gemmill.search import CacheArgument, Place, SearchPath
 from gemmill.variant import find_variant
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def load(
     ArgumentError
         If the arch is unknown.
     """
-    places = list(search_path(cache))
+    places = SearchPath(cache)
     head, slash, tail = name_or_key.partition("/")
     if slash:
         name_or_key, arch = tail, arch or head
@@ -197,7 +197,6 @@ def by_pattern(
     suits: Callable[[IndexEntry], bool] = lambda entry: True,
 ) -> Iterator[Candidate]:
     """Yield indexed kernels whose names match a glob: arch by arch, within one place by place, then by name."""
-    places = list(places)
     for arch in archs:
         for cache in _caches(places):
             for entry in cache.entries(arch, pattern):
