@@ -165,7 +165,7 @@ class Reporter:
                 self._print(*(f"    repeat: {command}" for command in one.repeat), "")
         self._print(*self.errors)
         if self.graph:
-            self._print(*(f"selftest left out: {reason}" for reason in self.graph.skipped.values()))
+            self._print(*(f"selftest left out: {reason}" for reason in self.graph.selection.skipped.values()))
         self._print(self._summary(stopped))
 
     def _table(self, rows: list[Row]) -> list[str]:
