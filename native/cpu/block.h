@@ -1,10 +1,10 @@
 /* One work item: a rectangle of C of at most one cache block, summed over the whole of k.
  *
- *   for each tile of k:   scales and A of the block are packed once
- *     for each NR columns:   a panel of B is packed into level-1 cache
- *       for each MR rows:      the micro-kernel runs
+ *   for each tile of k:      scales and A of the block are packed (level-2 cache)
+ *     for each panel of B:     a few columns and at most 128 steps of k are packed (level-1 cache)
+ *       for each register tile:  the micro-kernel runs
  *
- * B panels are used at once and never stored; the float32 sums live in the workspace, one register tile after
+ * Panels of B are used at once and never kept; the float32 sums live in the workspace, one register tile after
  * another. The order of every sum depends on k and the register tile alone, not on how C was cut.
  */
 #pragma once
@@ -12,6 +12,9 @@
 #include "cpu/base.h"
 
 namespace gemmill {
+
+/* Depth of a panel of B: with the rows of A beside it, it fits in level-1 cache. */
+constexpr int kPanelDepth = 128 * kPair;
 
 struct Problem {
     const uint8_t* a;
@@ -39,10 +42,11 @@ struct Workspace {
     static constexpr int kGroups = kTileK / static_cast<int>(kGroupK);
     static constexpr int kPanelM = kPanelRows<kMR>, kPanelN = kPanelColumns<kNR>;
     static constexpr size_t kSums = 0;
-    static constexpr size_t kScales = kSums + place(sizeof(float) * kTileM * kTileN);
+    static constexpr int kRowsM = (kTileM + kMR - 1) / kMR * kMR;
+    static constexpr size_t kScales = kSums + place(sizeof(float) * kRowsM * ((kTileN + kPanelN - 1) / kPanelN * kPanelN));
     static constexpr size_t kPanelB = kScales + place(sizeof(float) * kTileM * kGroups);
     static constexpr size_t kPanels = static_cast<size_t>((kTileM + kPanelM - 1) / kPanelM);
-    static constexpr size_t kPanelsA = kPanelB + place(sizeof(Element) * (kPanelN * kTileK + kDecodeStep));
+    static constexpr size_t kPanelsA = kPanelB + place(sizeof(Element) * (kPanelN * kPanelDepth + kDecodeStep));
     static constexpr size_t kCodes = kPanelsA + place(sizeof(Element) * (kPanels * kPanelM * kTileK * kSpread + kDecodeStep));
     static constexpr int kWidest = kPanelM > kPanelN ? kPanelM : kPanelN;
     static constexpr size_t kUnpacked = kCodes + place(panel_scratch_bytes<kWidest, kDecodeStep>(kTileK));
@@ -55,7 +59,10 @@ struct Workspace {
 
     char* base;
 
-    float* sums() const { return reinterpret_cast<float*>(base + kSums); }
+    /* Sums of the panel of columns that starts at n. */
+    float* sums(const Rectangle& rect, int64_t n) const {
+        return reinterpret_cast<float*>(base + kSums) + (n - rect.n0) * kRowsM;
+    }
     float* scales() const { return reinterpret_cast<float*>(base + kScales); }
     Element* panel_b() const { return reinterpret_cast<Element*>(base + kPanelB); }
     /* The panel that holds row r of the block; r is a multiple of kPanelM. */
@@ -159,15 +166,43 @@ void store_zeros(const Problem& p, const Rectangle& rect) {
     for (int64_t m = rect.m0; m < rect.m1; ++m) memset(p.c + (m * p.ldc + rect.n0) * size, 0, bytes);
 }
 
+/* Pack one panel of B, k in [k0 + k1, k0 + k1 + depth), and multiply every row of the block by it. */
 template <typename Kernel>
-void run_rectangle(const Workspace<Kernel>& ws, const Problem& p, const Rectangle& rect) {
+void run_panel(const Workspace<Kernel>& ws, const Problem& p, const Rectangle& rect, int64_t n0, int64_t k0, int k1,
+               int depth) {
     constexpr int MR = Kernel::kRegisterM, NR = Kernel::kRegisterN;
     constexpr int PM = Workspace<Kernel>::kPanelM, PN = Workspace<Kernel>::kPanelN;
+    const int64_t rows = rect.m1 - rect.m0, columns = min_of<int64_t>(rect.n1 - n0, PN);
+    const uint8_t* in = p.b + element_index<Kernel::kOrderB>(n0, k0 + k1, p.ldb);
+    pack_panel<typename Kernel::B, Kernel::kOrderB, PN, kPair, 1>(ws.panel_b(), ws.codes(), in, p.ldb, columns, depth);
+
+    const bool last = k0 + k1 + depth == p.k;
+    RegisterTile tile{};
+    tile.scale_stride = Kernel::kTileM;
+    tile.depth = depth;
+    tile.first = k0 + k1 == 0;
+    tile.c = ws.sums(rect, n0);
+    for (int64_t r = 0; r < rows; r += MR) {
+        const int64_t have = min_of<int64_t>(rows - r, MR);
+        tile.a = ws.panel_a(r / PM * PM) + (k1 * PM + r % PM * kPair) * kSpread;
+        tile.scales = ws.scales() + k1 / kGroupK * Kernel::kTileM + r;
+        for (int64_t c = 0; c < columns; c += NR) {
+            tile.b = ws.panel_b() + c * kPair;
+            for (int i = 0; i < MR * NR; i += 16) __builtin_prefetch(tile.c + MR * NR + i, 1);
+            if (last) prefetch_tile<Kernel>(p, rect.m0 + r, n0 + c, have);
+            run_register_tile<MR, NR>(tile, static_cast<int>(have));
+            if (last) store_tile<Kernel>(tile.c, p, rect.m0 + r, n0 + c, have, min_of<int64_t>(columns - c, NR));
+            tile.c += MR * NR;
+        }
+    }
+}
+
+template <typename Kernel>
+void run_rectangle(const Workspace<Kernel>& ws, const Problem& p, const Rectangle& rect) {
     const int64_t rows = rect.m1 - rect.m0;
     if (p.k == 0) return store_zeros<Kernel>(p, rect);
     for (int64_t k0 = 0; k0 < p.k; k0 += Kernel::kTileK) {
         const int depth = static_cast<int>(min_of<int64_t>(p.k - k0, Kernel::kTileK));
-        const bool last = k0 + depth == p.k;
         const ScaleView scales = scale_view<Kernel>(p, rect.m0, k0 / kGroupK);
         load_scales<typename Kernel::Scale>(ws.scales(), Kernel::kTileM, scales, rows, ceil_div(depth, kGroupK));
         if constexpr (Kernel::kPackedA) {
@@ -175,29 +210,9 @@ void run_rectangle(const Workspace<Kernel>& ws, const Problem& p, const Rectangl
         } else {
             pack_a<Kernel>(ws, p, rect.m0, rows, k0, depth);
         }
-        RegisterTile tile{};
-        tile.scale_stride = Kernel::kTileM;
-        tile.c = ws.sums();
-        tile.depth = depth;
-        tile.first = k0 == 0;
-        for (int64_t n0 = rect.n0; n0 < rect.n1; n0 += PN) {
-            const int64_t panel_columns = min_of<int64_t>(rect.n1 - n0, PN);
-            const uint8_t* in = p.b + element_index<Kernel::kOrderB>(n0, k0, p.ldb);
-            pack_panel<typename Kernel::B, Kernel::kOrderB, PN, kPair, 1>(ws.panel_b(), ws.codes(), in, p.ldb,
-                                                                          panel_columns, depth);
-            for (int64_t r = 0; r < rows; r += MR) {
-                const int64_t have = min_of<int64_t>(rows - r, MR);
-                tile.a = ws.panel_a(r / PM * PM) + r % PM * kPair * kSpread;
-                tile.scales = ws.scales() + r;
-                for (int64_t c = 0; c < panel_columns; c += NR) {
-                    const int64_t n = n0 + c;
-                    tile.b = ws.panel_b() + c * kPair;
-                    for (int i = 0; i < MR * NR; i += 16) __builtin_prefetch(tile.c + MR * NR + i, 1);
-                    if (last) prefetch_tile<Kernel>(p, rect.m0 + r, n, have);
-                    run_register_tile<MR, NR>(tile, static_cast<int>(have));
-                    if (last) store_tile<Kernel>(tile.c, p, rect.m0 + r, n, have, min_of<int64_t>(rect.n1 - n, NR));
-                    tile.c += MR * NR;
-                }
+        for (int64_t n = rect.n0; n < rect.n1; n += Workspace<Kernel>::kPanelN) {
+            for (int k1 = 0; k1 < depth; k1 += kPanelDepth) {
+                run_panel<Kernel>(ws, p, rect, n, k0, k1, min_of(depth - k1, kPanelDepth));
             }
         }
     }
