@@ -15,6 +15,12 @@ from kernels.build import Build, Outcome
 from kernels.config import KernelConfig
 from kernels.paths import CHECKOUT, Paths
 
+# For Python processes of our own: they import kernels from this checkout, whatever else is on the path.
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(CHECKOUT.root), os.environ.get("PYTHONPATH")])),
+}
+
 TEMPLATE = """\
 // {{ name }}
 #include "abi.h"
@@ -167,10 +173,9 @@ def start_builder(
     given = {"root": str(paths.root), "cache": str(paths.cache), "count": count}
     given["toolchain"] = str(compiler.path) if compiler else "g++"
     text = _DRIVER.format(tests=str(Path(__file__).parent), prelude=prelude)
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT.root)}
     return subprocess.Popen(
         [sys.executable, "-c", text, json.dumps(given)],
-        env=environment,
+        env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

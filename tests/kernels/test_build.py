@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from factory import SIX, compile_all, config, litter, make_compiler, make_tree, objects
+from factory import ENVIRONMENT, SIX, compile_all, config, litter, make_compiler, make_tree, objects
 from gemmill.cache import Cache, canonical_json, sha256_text
 from gemmill.errors import GemmillError, UnsupportedError
 
@@ -239,14 +239,13 @@ def test_no_jinja_no_numpy_when_there_is_nothing_to_do(paths: Paths, build: Buil
     compile_all(build)
     text = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
-        "from kernels.build import Build; from kernels.paths import Paths; from factory import SIX\n"
+        "from kernels.build import Build; from kernels.paths import Paths; from factory import ENVIRONMENT, SIX\n"
         "build = Build(Paths.of(sys.argv[1]))\n"
         "assert all(build.codegen.is_current(c) and build.state(c).current for c in SIX)\n"
         "print(*{'jinja2', 'numpy', 'ml_dtypes', 'filelock'} & set(sys.modules))"
     )
     argv = [sys.executable, "-c", text, str(paths.root), str(Path(__file__).parent)]
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT.root)}
-    ran = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
+    ran = subprocess.run(argv, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert ran.stdout == "\n"
 
 
