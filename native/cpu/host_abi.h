@@ -6,7 +6,6 @@
 #include "abi.h"
 #include "cpu/arguments.h"
 #include "cpu/cpu_features.h"
-#include "cpu/preshuffle.h"
 #include "cpu/schedule.h"
 
 namespace gemmill {
@@ -46,6 +45,16 @@ __attribute__((noinline)) int enter() {
     return g_pool.enter();
 }
 
+/* Stored shapes of A, B and C. */
+struct Shapes {
+    Shape a, b, c;
+};
+
+Shapes stored_shapes(int64_t m, int64_t n, int64_t k) {
+    return {Kernel::kOrderA == Order::kContiguousK ? Shape{m, k} : Shape{k, m},
+            Kernel::kOrderB == Order::kContiguousK ? Shape{n, k} : Shape{k, n}, Shape{m, n}};
+}
+
 /* The product, for checked arguments. */
 void compute(const Problem& p) {
     if (p.m == 0 || p.n == 0) return;
@@ -82,9 +91,10 @@ __attribute__((noinline)) int run_packed(const void* A, const void* AQ, const vo
                                          int64_t stride_C, int64_t QK_A, int k_batch, float* time_ms) {
     int code = check_sizes(M, N, K);
     if (code) return code;
-    const Shapes shapes = stored_shapes<Kernel>(M, N, K);
+    const Shapes shapes = stored_shapes(M, N, K);
+    const Shape aq = Kernel::ScaleLayout::packed_shape(M, ceil_div(K, kGroupK));
     code = expect_equal("stride_A", stride_A, shapes.a.length, "the packed stride of this layout");
-    if (!code) code = expect_equal("stride_AQ", stride_AQ, shapes.aq.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("stride_AQ", stride_AQ, aq.length, "the packed stride of this layout");
     if (!code) code = expect_equal("stride_B", stride_B, shapes.b.length, "the packed stride of this layout");
     if (!code) code = expect_equal("stride_C", stride_C, shapes.c.length, "the packed stride of this layout");
     if (!code) code = expect_equal("QK_A", QK_A, ceil_div(K, kGroupK), "which is ceil(K / 128)");
@@ -97,24 +107,15 @@ __attribute__((noinline)) int run_packed(const void* A, const void* AQ, const vo
 
     code = enter();
     if (code) return code;
-    void* shuffled = nullptr;
-    int64_t ldaq = stride_AQ;
-    if (Kernel::kPreshuffled && M > 0 && K > 0) {
-        constexpr int64_t b = Kernel::kTileK / kGroupK;
-        const int64_t tiles = ceil_div(QK_A, b);
-        shuffled = malloc(static_cast<size_t>(tiles * M * b) * Kernel::kScaleBytes);
-        if (shuffled == nullptr) {
-            g_pool.leave();
-            return (Message() << "out of memory: preshuffled AQ of " << tiles * M * b << " values").device_error();
-        }
-        preshuffle(static_cast<char*>(shuffled), static_cast<const char*>(AQ), M, QK_A, b, Kernel::kScaleBytes);
-        AQ = shuffled;
-        ldaq = M * b;
+    Problem p = make_problem(A, AQ, B, C, M, N, K, stride_A, stride_AQ, stride_B, stride_C);
+    void* owned = nullptr;
+    if (!Kernel::ScaleLayout::prepare(p, kScaleBytes<Kernel::Scale>, &owned)) {
+        g_pool.leave();
+        return (Message() << "out of memory: a preshuffled copy of AQ, " << M << " x " << QK_A << " values").device_error();
     }
-    const Problem p = make_problem(A, AQ, B, C, M, N, K, stride_A, ldaq, stride_B, stride_C);
     compute(p);
     if (time_ms) *time_ms = time_compute(p);
-    free(shuffled);
+    free(owned);
     g_pool.leave();
     return GEMMILL_OK;
 }
@@ -124,10 +125,8 @@ __attribute__((noinline)) int run_strided(const void* A, const void* AQ, const v
                                           void* stream) {
     int code = check_sizes(M, N, K);
     if (code) return code;
-    const Shapes shapes = stored_shapes<Kernel>(M, N, K);
-    constexpr int64_t b = Kernel::kTileK / kGroupK;
-    const Shape aq =
-        Kernel::kPreshuffled ? Shape{ceil_div(ceil_div(K, kGroupK), b), M * b} : shapes.aq;
+    const Shapes shapes = stored_shapes(M, N, K);
+    const Shape aq = Kernel::ScaleLayout::shape(M, ceil_div(K, kGroupK));
     code = expect_at_least("lda", lda, shapes.a.length);
     if (!code) code = expect_at_least("ldaq", ldaq, aq.length);
     if (!code) code = expect_at_least("ldb", ldb, shapes.b.length);
