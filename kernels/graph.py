@@ -19,6 +19,7 @@ from doit.exceptions import TaskFailed  # type: ignore[import-untyped]
 from gemmill.errors import GemmillError
 
 from kernels.arguments import ARGUMENTS, Options, parse
+from kernels.backends import find_backend
 from kernels.build import Build, Outcome, State
 from kernels.catalogue import load_catalogue
 from kernels.config import KernelConfig
@@ -88,6 +89,7 @@ class Graph:
         self.build = Build(self.paths, options.toolchain, lambda text: self.notice(text))
         self.selection = Selection(options, load_catalogue())
         self.selected = self.selection.tasks
+        self._compiled = {config.id for config in self.selected["compile"]}
         self._state: State | None = None
         self._running = 0
         self._idle = threading.Condition()
@@ -96,6 +98,8 @@ class Graph:
     def check_backends(self) -> None:
         """Raise UnsupportedError, once and not a kernel at a time, where a backend or a compiler is missing."""
         for arch in dict.fromkeys(config.arch for config in self.selected["codegen"]):
+            find_backend(arch)
+        for arch in dict.fromkeys(config.arch for config in self.selected["compile"]):
             self.build.toolchain(arch)
 
     # What dodo.py yields
@@ -123,7 +127,7 @@ class Graph:
 
     def codegen_task(self, config: KernelConfig) -> dict[str, Any]:
         """Return the task that renders a kernel's source."""
-        return self._task("codegen", config, self.run_codegen, self.build.codegen.is_current)
+        return self._task("codegen", config, self.run_codegen, self.is_generated)
 
     def compile_task(self, config: KernelConfig) -> dict[str, Any]:
         """Return the task that builds and publishes a kernel."""
@@ -175,17 +179,26 @@ class Graph:
 
     # What the tasks do
 
+    def is_generated(self, config: KernelConfig) -> bool:
+        """Tell whether a kernel's source is rendered from what is there now."""
+        if config.id in self._compiled:
+            return bool(self._ask(config).key)
+        return self.build.codegen.is_current(config)  # needs no compiler
+
     def is_compiled(self, config: KernelConfig) -> bool:
         """Tell whether the cache has a whole object for what the kernel is now."""
-        state = self.build.state(config)
-        # doit asks about the selftest next; what a compile changed is asked anew.
-        self._state = state if state.current else None
-        return state.current
+        return self._ask(config).current
 
     def is_tested(self, config: KernelConfig) -> bool:
         """Tell whether that object passed its selftest."""
-        state = self._state if self._state and self._state.config == config else self.build.state(config)
+        state = self._ask(config)
         return state.current and state.object is not None and state.object.outcome in GOOD
+
+    def _ask(self, config: KernelConfig) -> State:
+        # doit asks about the three tasks of a kernel in turn; only what a task has changed is looked at again.
+        if self._state is None or self._state.config is not config or not self._state.current:
+            self._state = self.build.state(config)
+        return self._state
 
     def run_codegen(self, config: KernelConfig) -> dict[str, Any] | KernelFailed:
         """Render a kernel's source."""

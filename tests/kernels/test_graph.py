@@ -20,17 +20,26 @@ def test_kernels_go_one_by_one_not_stage_by_stage():
     assert all(name.startswith("selftest:") for name in names)
 
 
-def test_missing_backend_is_said_once_before_anything_runs():
-    found, asked = graph("arch=gfx90a,gfx942"), []
+def test_missing_compiler_is_said_once_before_anything_runs():
+    found, asked = graph("arch=generic,x86-64-v3"), []
 
     def refuse(arch):
         asked.append(arch)
-        raise UnsupportedError(f"no backend for {arch}")
+        raise UnsupportedError(f"no compiler for {arch}")
 
     found.build = SimpleNamespace(toolchain=refuse)
-    with pytest.raises(UnsupportedError, match="no backend for gfx90a"):
+    with pytest.raises(UnsupportedError, match="no compiler for generic"):
         found.check_backends()
-    assert asked == ["gfx90a"]
+    assert asked == ["generic"]
+
+
+def test_generating_needs_no_compiler():
+    found = graph("codegen:generic/*", "arch=generic", "toolchain=/no/such/compiler")
+    found.check_backends()
+    (task, *_) = (found.codegen_task(config) for config in found.selected["codegen"])
+    assert task["uptodate"][0]() in (True, False)
+    assert found.run_codegen(found.selected["codegen"][0]) == {"outcome": "generated"}
+    assert task["uptodate"][0]() is True
 
 
 class FakeBuild:
