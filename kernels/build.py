@@ -7,7 +7,6 @@ threads; compilers are child processes. Several processes may share a cache: a k
 from __future__ import annotations
 
 import platform
-import re
 import signal
 import subprocess
 import time
@@ -25,7 +24,7 @@ from kernels.backends import Backend, find_backend
 from kernels.codegen import Codegen, Source
 from kernels.config import KernelConfig
 from kernels.describe import describe_config, read_abi_version
-from kernels.elf import read_elf
+from kernels.elf import check_library
 from kernels.files import signature
 from kernels.headers import Headers, Scan, ScanMemo
 from kernels.key import key_inputs, key_of
@@ -38,10 +37,6 @@ ATTEMPTS = 3  # at a kernel whose inputs are edited while they are compiled
 
 # What the commands call the source and the headers' root, in the directory that they run in.
 SOURCE, NATIVE = "kernel.cpp", "native"
-
-# What every Linux has; anything else would tie a prebuilt cache to the machine that built it.
-_SYSTEM_LIBRARIES = r"(lib(c|m|pthread|dl|rt)\.so(\.\d+)*|ld-(linux|musl)[-\w]*\.so(\.\d+)*)"
-_ABI_FUNCTION = r"(?m)^GEMMILL_EXPORT\s[^;(]*?(\w+)\("
 
 
 @dataclass(frozen=True)
@@ -357,15 +352,3 @@ class Build:
     def _raise_if_stopped(self) -> None:
         if self._children.stopped:
             raise process.Stopped("stopped")
-
-
-def check_library(library: Path, native: Path) -> None:
-    """Raise unless a library exports the whole C ABI and needs nothing that every system does not have."""
-    if platform.system() != "Linux":
-        return  # another object format; the selftest will open it
-    found = read_elf(library)
-    wanted = set(re.findall(_ABI_FUNCTION, (native / "abi.h").read_text(encoding="utf-8")))
-    if missing := sorted(wanted - found.exports):
-        raise GemmillError(f"the library does not export {', '.join(missing)}, which native/abi.h declares")
-    if foreign := [name for name in found.needed if not re.fullmatch(_SYSTEM_LIBRARIES, name)]:
-        raise GemmillError(f"the library needs {', '.join(foreign)}: a kernel may link with libc and libm alone")

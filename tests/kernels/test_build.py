@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from factory import ENVIRONMENT, SIX, compile_all, config, litter, make_compiler, make_tree, objects
 from gemmill.cache import Cache, canonical_json, sha256_text
-from gemmill.errors import GemmillError, UnsupportedError
+from gemmill.errors import UnsupportedError
 
 from kernels import process
-from kernels.build import Build, check_library
+from kernels.build import Build
 from kernels.describe import describe_config
-from kernels.paths import CHECKOUT, Paths
+from kernels.paths import Paths
 
 
 def test_first_run_builds_second_reuses(paths: Paths, build: Build) -> None:
@@ -247,9 +247,3 @@ def test_no_jinja_no_numpy_when_there_is_nothing_to_do(paths: Paths, fast: Build
     argv = [sys.executable, "-c", text, str(paths.root), str(Path(__file__).parent)]
     ran = subprocess.run(argv, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert ran.stdout == "\n"
-
-
-def test_check_library_names_what_is_wrong(tmp_path: Path) -> None:
-    (tmp_path / "kernel.so").write_bytes(b"#!/bin/sh\n")
-    with pytest.raises(GemmillError, match="not a 64-bit little-endian ELF"):
-        check_library(tmp_path / "kernel.so", CHECKOUT.native)
