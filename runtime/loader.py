@@ -325,4 +325,6 @@ def resolve(kernel: Kernel | str, arch: str | None, allow_untested: bool) -> Ker
         if arch is not None and find_arch(arch).name != kernel.arch:
             raise ArgumentError(f"arch {arch!r} with a kernel of arch {kernel.arch!r}: leave one of them out")
         return kernel
+    if not isinstance(kernel, str):
+        raise ArgumentError(f"kernel is a {type(kernel).__qualname__}: needed a gemmill.Kernel, a name or a key")
     return load(kernel, arch=arch, allow_untested=allow_untested)

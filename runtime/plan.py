@@ -71,10 +71,10 @@ def make_plan(
     operands = _read_operands(a_q, b, a_scale)
     row = find_arch(arch) if arch is not None else None
     chosen = None if kernel is None else resolve(kernel, arch, allow_untested)
-    kind = _output_kind(out, out_dtype, chosen)
     m, n, k = operands.m, operands.n, operands.k
     if out is not None:
         _check_out_shape(out, m, n)
+    kind = _output_kind(out, out_dtype, chosen)
     if chosen is not None:
         _check_kernel(chosen, operands, kind)
     else:
@@ -152,7 +152,9 @@ def _output_kind(out: Array | None, out_dtype: Any, kernel: Kernel | None) -> st
 
 
 def _check_out_shape(out: Array, m: int, n: int) -> None:
-    if not isinstance(out, np.ndarray) or out.shape != (m, n):
+    if not isinstance(out, np.ndarray):
+        raise ArgumentError(f"out is a {type(out).__qualname__}: needed a numpy.ndarray")
+    if out.shape != (m, n):
         raise ArgumentError(f"out has shape {out.shape}: needed (M, N) = ({m}, {n})")
     if leading_dimensions(out.shape, out.strides, out.itemsize).row is None:
         raise ArgumentError(f"out is not row-major ({describe_array(out)}): C needs unit stride along N")

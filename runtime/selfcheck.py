@@ -13,6 +13,7 @@ codes     each of the 256 codes of A and of B, at every position of a group, aga
 special   NaN, Inf, overflow of the output, zero scales: where the formula gives NaN or Inf, and nowhere else.
 random    normal data against float64, with the bound of gemmill.reference.error_bound.
 empty     M = 0, N = 0 and K = 0.
+unaligned every operand at an odd address, where a device does not forbid it.
 faults    each bad argument has its return code and a text that names the argument.
 """
 
@@ -67,6 +68,7 @@ class Checker(Harness):
         self.check_faults()
         for shape in self.tail_shapes():
             self.check_exact(*shape)
+        self.check_unaligned()
         self.check_codes()
         self.check_special()
         for shape in self.random_shapes():
@@ -79,19 +81,22 @@ class Checker(Harness):
     def tail_shapes(self) -> list[tuple[int, int, int]]:
         """Return shapes around the kernel's tile: M = 1, short groups, tails in each dimension, several tiles."""
         tm, tn, tk = self.tile
+        # Only one is large in all dimensions: the float64 reference is most of a selftest's time.
         return [
             (1, 1, 1),
             (1, tn + 1, GROUP_K - 1),
-            (tm + 1, 2 * tn + 3, tk + 1),
-            (2 * tm + 3, tn // 2 + 1, 2 * tk - 3),
+            (tm + 3, tn + 5, tk + 1),
+            (5, 2 * tn + 3, 2 * tk - 3),
             (3, tn - 1, GROUP_K),
         ]
 
     def random_shapes(self) -> list[tuple[int, int, int]]:
         tm, tn, tk = self.tile
-        return [(1, 2 * tn, tk), (tm + 3, tn + 5, 2 * tk + 37), (5, tn, 4 * tk)]
+        return [(1, tn, tk), (35, tn // 2 + 5, 2 * tk + 37), (tm + 1, 9, 4 * tk)]
 
-    def _products(self, label: str, problem: Problem, entries: Sequence[str] = ()) -> Iterator[tuple[str, Array]]:
+    def _products(
+        self, label: str, problem: Problem, entries: Sequence[str] = (), shift: int = 0
+    ) -> Iterator[tuple[str, Array]]:
         """Yield (step, C) for each entry, and enter the check in the record."""
         m, n, k = problem.shape
         if [m, n, k] not in self.shapes:
@@ -100,17 +105,17 @@ class Checker(Harness):
             step = f"{_check_name(label, problem)}, {entry} entry"
             self.step(step)
             try:
-                yield step, self.run(problem, entry)
+                yield step, self.run(problem, entry, shift)
             except CheckFailed as error:
                 raise CheckFailed(f"{step}: {error}") from None
         self.errors.setdefault(_check_name(label, problem), 0.0)
 
-    def _expect(self, label: str, problem: Problem, entries: Sequence[str] = ()) -> None:
+    def _expect(self, label: str, problem: Problem, entries: Sequence[str] = (), shift: int = 0) -> None:
         """Compare with the one right answer: the exact sum, rounded once."""
         exact = reference_gemm_aquant(problem.a, problem.b, problem.aq)
         with np.errstate(all="ignore"):
             expected = exact.astype(np.float32).astype(output_dtype(self.out)).astype(np.float32)
-        for step, c in self._products(label, problem, entries):
+        for step, c in self._products(label, problem, entries, shift):
             got = c.astype(np.float32)
             wrong = ~((got == expected) | (np.isnan(got) & np.isnan(expected)))
             if wrong.any():
@@ -120,6 +125,12 @@ class Checker(Harness):
         """Compare integers scaled by powers of two for equality."""
         problem = self.problem(self.integers(m, k), self.integers(k, n), self.powers(m, k))
         self._expect("exact", problem, entries)
+
+    def check_unaligned(self) -> None:
+        """Place every operand at an odd address."""
+        m, n, k = 3, self.tile[1] + 1, GROUP_K + 3
+        problem = self.problem(self.integers(m, k), self.integers(k, n), self.powers(m, k))
+        self._expect("unaligned", problem, shift=1)
 
     def check_codes(self) -> None:
         """Decode every code of A and B at every position of a group."""
@@ -184,30 +195,52 @@ class Checker(Harness):
             self._expect("empty", self.problem(np.ones((m, k)), np.ones((k, n)), np.ones((m, groups(k)))))
 
     def check_faults(self) -> None:
-        """Hand each argument a bad value and expect its code and name."""
-        self.step("faults")
+        """Hand each argument of each entry a bad value and expect its code and name."""
         m, n, k = 3, 5, 130
         s = packed_strides(self.layout, m, n, k)
-        size = 4 * 1024
-        pointers = [self.arenas[name].place(np.zeros(size, np.uint8)) for name in ("A", "AQ", "B", "C")]
-        addresses = [self.arenas[name].address() for name in ("A", "AQ", "B", "C")]
-        names = ["A", "AQ", "B", "C", "M", "N", "K", "stride_A", "stride_AQ", "stride_B", "stride_C", "QK_A", "k_batch"]
-        good: list[Any] = [*addresses, m, n, k, s.a, s.aq, s.b, s.c, groups(k), 1]
-        bad: list[tuple[int, Any, tuple[int, ...]]] = [(i, None, (-1,)) for i in range(4)]
-        bad += [(i, -1, (-1,)) for i in range(4, 12)]
-        bad += [(i, good[i] + 1, (-1,)) for i in range(7, 12)]
-        bad += [(12, 0, (-1, -2)), (12, 2, (-1, -2))]
-        for i, value, codes in bad:
-            arguments = [*good]
-            arguments[i] = value
-            code = self.library.run_host(*arguments, None)
-            if code not in codes:
-                raise CheckFailed(f"faults: {names[i]} = {value} returned {code}, not {' or '.join(map(str, codes))}")
-            text = self.library.last_error
-            if not re.search(rf"\b{names[i]}\b", text):
-                raise CheckFailed(f"faults: {names[i]} = {value} left a text that does not name it: {text!r}")
-        if any(x.any() for x in pointers):
+        pages = [self.arenas[name].place(np.zeros(4096, np.uint8)) for name in ("A", "AQ", "B", "C")]
+        pointers = {name: self.arenas[name].address() for name in ("A", "AQ", "B", "C")}
+        sizes = {"M": m, "N": n, "K": k}
+        strides = {"stride_A": s.a, "stride_AQ": s.aq, "stride_B": s.b, "stride_C": s.c, "QK_A": groups(k)}
+        host: dict[str, Any] = {**pointers, **sizes, **strides, "k_batch": 1}
+        bad: list[tuple[str, Any]] = [(name, None) for name in pointers]
+        bad += [(name, -1) for name in (*sizes, *strides)]
+        bad += [(name, value + 1) for name, value in strides.items()]
+        self._expect_faults("host entry", host, bad, lambda values: self.library.run_host(*values, None))
+        if self.is_cpu:
+            ldaq = m * (self.tile[2] // GROUP_K) if self.kernel.preshuffle else s.aq
+            leading = {"lda": s.a, "ldaq": ldaq, "ldb": s.b, "ldc": s.c}
+            workspace, size = self._workspace(m, n, k)
+            device: dict[str, Any] = {**pointers, **sizes, **leading, "stream": None}
+            bad = [(name, None) for name in pointers] + [(name, -1) for name in sizes]
+            bad += [(name, value - 1) for name, value in leading.items()]
+            self._expect_faults(
+                "device entry",
+                device,
+                bad,
+                lambda values: self.library.run(*values[:-1], workspace, size, values[-1]),
+            )
+        if any(page.any() for page in pages):
             raise CheckFailed("faults: a call that was refused wrote to an operand")
+
+    def _expect_faults(
+        self,
+        entry: str,
+        good: dict[str, Any],
+        bad: list[tuple[str, Any]],
+        call: Callable[[list[Any]], int],
+    ) -> None:
+        self.step(f"faults, {entry}")
+        bad = bad + [(name, value) for name, value in (("k_batch", 0), ("k_batch", 2), ("stream", 1)) if name in good]
+        for name, value in bad:
+            # What the backend can't do at all may be called unsupported.
+            codes = (-1, -2) if name in ("k_batch", "stream") else (-1,)
+            code = call(list({**good, name: value}.values()))
+            label = f"faults, {entry}: {name} = {value}"
+            if code not in codes:
+                raise CheckFailed(f"{label} returned {code}, not {' or '.join(map(str, codes))}")
+            if not re.search(rf"\b{name}\b", self.library.last_error):
+                raise CheckFailed(f"{label} left a text that does not name it: {self.library.last_error!r}")
 
     def measure(self) -> float:
         """Return the kernel's own mean time for _TIME_SHAPE, in milliseconds."""

@@ -133,6 +133,7 @@ def test_out_with_a_leading_dimension(found_cache):
         (lambda: np.empty((4, 3), np.float16)[::-1], "out is not row-major"),
         (lambda: np.broadcast_to(np.float16(0), (4, 3)), "out is not row-major"),
         (lambda: np.frombuffer(b"0" * 24, np.float16).reshape(4, 3), "out is read-only"),
+        (lambda: Int4Matrix(bytes(6), (4, 3)), "out is a Int4Matrix: needed a numpy.ndarray"),
         (lambda: [[0] * 3] * 4, "an operand is a builtins.list: needed a numpy.ndarray"),
     ],
 )
@@ -297,6 +298,9 @@ def test_a_kernel_may_be_named(found_cache):
     out = np.empty((4, 3), np.float16)
     assert kernel(p.a, p.b, p.aq, out) is out
     check(gemmill.gemm_aquant(p.a, p.b, p.aq, kernel=kernel, arch="generic"), p)
+    for nonsense in (7, [DECODE.name], DECODE):
+        with pytest.raises(ArgumentError, match=r"kernel is a .*: needed a gemmill.Kernel, a name or a key"):
+            gemmill.gemm_aquant(p.a, p.b, p.aq, kernel=nonsense)
     with pytest.raises(ArgumentError, match="arch 'x86-64-v3' with a kernel of arch 'generic'"):
         gemmill.gemm_aquant(p.a, p.b, p.aq, kernel=kernel, arch="x86-64-v3")
 
