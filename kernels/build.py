@@ -29,7 +29,7 @@ from kernels.files import signature
 from kernels.headers import Headers, Scan, ScanMemo
 from kernels.key import key_inputs, key_of
 from kernels.paths import CHECKOUT, Paths
-from kernels.store import InputsChanged, Store
+from kernels.store import InputsChanged, Store, translating
 from kernels.toolchain import Toolchain, compiler_environment
 
 COMPILE_SECONDS = 900.0
@@ -208,8 +208,10 @@ class Build:
             raise InputsChanged(f"{config.id}: its inputs changed {ATTEMPTS} times while they were compiled; try again")
         except CompileError as error:
             return Outcome(config, "failed", key, error.seconds, str(error), error.commands)
-        except (GemmillError, OSError) as error:
+        except GemmillError as error:
             return Outcome(config, "failed", key, message=str(error))
+        except OSError as error:
+            return Outcome(config, "failed", key, message=f"failed to build {config.id}: {error}")
 
     # ---- the key ---------------------------------------------------------------------------------------------
 
@@ -285,11 +287,12 @@ class Build:
     def _build(self, plan: _Plan) -> Outcome:
         with self.store.staging() as stage:
             work, result, scratch = (stage / name for name in ("work", "object", "scratch"))
-            for folder in (work, result, scratch):
-                folder.mkdir()
-            # The commands see relative names only, so nothing of where we are can get into what they make.
-            (work / SOURCE).write_bytes(plan.source.content)
-            (work / NATIVE).symlink_to(self.paths.native, target_is_directory=True)
+            with translating("write to", stage):
+                for folder in (work, result, scratch):
+                    folder.mkdir()
+                # The commands see relative names only, so nothing of where we are can get into what they make.
+                (work / SOURCE).write_bytes(plan.source.content)
+                (work / NATIVE).symlink_to(self.paths.native, target_is_directory=True)
             commands = plan.backend.commands(plan.config, Path(SOURCE), Path(NATIVE), Path(LIBRARY), plan.toolchain)
             seconds, output = self._run(plan, commands, work, scratch)
             shown = self._shown(plan, commands)

@@ -243,7 +243,8 @@ def test_full_disk_leaves_nothing(paths: Paths, build: Build, monkeypatch: pytes
         else:
             patch.setattr(Path, call, fail)
         failed = build.compile(config())
-    assert not failed.ok and "No space left on device" in failed.message
+    assert not failed.ok and failed.message.startswith("failed to ")
+    assert failed.message.endswith("No space left on device")
     assert not objects(paths) and not litter(paths)
     assert build.compile(config()).status == "built"
 
