@@ -5,7 +5,8 @@ A plan depends on nothing else and holds no array, so `gemmill.api` makes it onc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from gemmill.errors import ArgumentError, KernelNotFound, UnsupportedError
 from gemmill.layout import GROUP_K, LAYOUTS, find_layout, groups
 from gemmill.loader import Candidate, Kernel, by_pattern, explain_miss, first_usable, resolve
 from gemmill.operands import Array, Int4Matrix, Leading, PreshuffledScale, describe_array, leading_dimensions
-from gemmill.search import SearchPath
+from gemmill.search import VARIABLE, SearchPath
 from gemmill.variant import INT4, OUTPUTS, dtype_name, find_variant
 
 
@@ -57,6 +58,15 @@ class Plan:
     workspace: int = 0
 
 
+# Chosen kernels by what the choice depends on, so that a new shape costs no search. Entries are only ever added.
+_kernels: dict[tuple[Any, ...], Kernel] = {}
+
+
+def forget() -> None:
+    """Forget the kernels chosen so far; those that are loaded stay loaded."""
+    _kernels.clear()
+
+
 def make_plan(
     a_q: Array | Int4Matrix,
     b: Array,
@@ -70,7 +80,8 @@ def make_plan(
     """Decide a call of `gemmill.gemm_aquant`; arguments and errors are its own."""
     operands = _read_operands(a_q, b, a_scale)
     row = find_arch(arch) if arch is not None else None
-    chosen = None if kernel is None else resolve(kernel, arch, allow_untested)
+    where = (arch, allow_untested, os.environ.get(VARIABLE))
+    chosen = None if kernel is None else _remembered((kernel, *where), lambda: resolve(kernel, arch, allow_untested))
     m, n, k = operands.m, operands.n, operands.k
     if out is not None:
         _check_out_shape(out, m, n)
@@ -83,8 +94,20 @@ def make_plan(
     if m == 0 or n == 0 or k == 0:
         return Plan(None, (m, n, k, 0, 0, 0), dtype)
     if chosen is None:
-        chosen = _select(operands, kind, row, allow_untested)
+        wanted = (operands.variant, operands.encoding, *operands.layouts, operands.tile_k, kind)
+        chosen = _remembered((*wanted, *where), lambda: _select(operands, kind, row, allow_untested))
     return _plan_call(chosen, operands, dtype)
+
+
+def _remembered(key: tuple[Any, ...], choose: Callable[[], Kernel]) -> Kernel:
+    try:
+        kernel = _kernels.get(key)
+    except TypeError:  # an unhashable argument, which choose() refuses by name
+        kernel = None
+    if kernel is None:
+        kernel = choose()
+        _kernels[key] = kernel
+    return kernel
 
 
 def _read_operands(a_q: Array | Int4Matrix, b: Array, a_scale: Array | PreshuffledScale) -> _Operands:
