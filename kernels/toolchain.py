@@ -145,8 +145,9 @@ def probe_cxx(command: tuple[str, ...]) -> Probe:
     version = _ask(command, "--version")
     folder = re.search(r"^InstalledDir: (.*)$", version, re.MULTILINE)
     if folder:
-        zig = Path(folder[1]) / "zig"
-        return _probe_zig(command, zig) if zig.is_file() else _probe_driver("clang", command)
+        return (
+            _probe_zig(command, zig) if (zig := _zig_in(Path(folder[1]), command)) else _probe_driver("clang", command)
+        )
     if "Free Software Foundation" in version:
         return _probe_driver("gcc", command)
     raise UnsupportedError(
@@ -154,12 +155,27 @@ def probe_cxx(command: tuple[str, ...]) -> Probe:
     )
 
 
+def _zig_in(folder: Path, command: tuple[str, ...]) -> Path | None:
+    """Return the zig that said it is clang, installed in `folder`; None where that is clang, perhaps beside a zig."""
+    zig = folder / "zig"
+    if not zig.is_file():
+        return None
+    is_itself = Path(command[0]).resolve() == zig.resolve()
+    return zig if is_itself or not any(folder.glob("clang*")) else None
+
+
 def _probe_zig(command: tuple[str, ...], zig: Path) -> Probe:
-    # The release carries its own headers, libc and linker, so its program and version say everything.
+    # The release carries its own compiler library and linker; for this machine it builds against the libc it finds.
     version = _ask((str(zig),), "version").strip()
-    extra = list(command[command.index("c++") + 1 :]) if "c++" in command else []
-    identity = {"kind": "zig", "version": f"zig {version}", "compiler": _digest(zig), "options": extra}
-    return Probe("zig", identity, (command[0], str(zig)))
+    library, headers = _probe_library(command)
+    identity = {
+        "kind": "zig",
+        "version": f"zig {version}",
+        "compiler": _digest(zig),
+        "options": list(command[command.index("c++") + 1 :]) if "c++" in command else [],
+        "library": library,
+    }
+    return Probe("zig", identity, (command[0], str(zig), *headers))
 
 
 def _probe_driver(kind: str, command: tuple[str, ...]) -> Probe:
@@ -171,8 +187,10 @@ def _probe_driver(kind: str, command: tuple[str, ...]) -> Probe:
     if version is None or target is None or not steps:
         raise UnsupportedError(f"{shlex.join(command)} -### does not read as {kind}'s does; it says: {dry[:400]!r}")
     compiler = steps[0][0]
+    if Path(compiler).name == "zig":  # behind a wrapper, and installed beside a clang
+        return _probe_zig(command, Path(compiler))
     programs = {name: shutil.which(_ask(command, f"-print-prog-name={name}").strip()) for name in ("as", "ld")}
-    library = _ask(command, "-x", "c++", "-E", "-dD", "-include", "cstddef", os.devnull)
+    library, headers = _probe_library(command)
     driver = re.search(r"^COLLECT_GCC=(.*)$", dry, re.MULTILINE)
     identity = {
         "kind": kind,
@@ -180,15 +198,19 @@ def _probe_driver(kind: str, command: tuple[str, ...]) -> Probe:
         "target": target[1],
         "compiler": _digest(Path(compiler)),
         "options": _own_options(steps[0]),
-        # Macros of libstdc++, libc++ and glibc that say which they are.
-        "library": dict(
-            re.findall(r"^#define (__GLIBCXX__|_LIBCPP_VERSION|__GLIBC__|__GLIBC_MINOR__) (\S+)", library, re.MULTILINE)
-        ),
+        "library": library,
         **{name: _describe_program(path) for name, path in programs.items() if path},
     }
-    headers = [path for path in re.findall(r'^# \d+ "(/[^"]+)"', library, re.MULTILINE) if path != os.devnull]
     files = (command[0], compiler, driver and shutil.which(driver[1]), *programs.values(), *headers)
     return Probe(kind, identity, tuple(dict.fromkeys(path for path in files if path)))
+
+
+def _probe_library(command: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
+    """Return the macros by which libstdc++, libc++ and glibc say which they are, and the headers that were read."""
+    text = _ask(command, "-x", "c++", "-E", "-dD", "-include", "cstddef", os.devnull)
+    macros = r"^#define (__GLIBCXX__|_LIBCPP_VERSION|__GLIBC__|__GLIBC_MINOR__) (\S+)"
+    headers = dict.fromkeys(re.findall(r'^# \d+ "(/[^"]+)"', text, re.MULTILINE))
+    return dict(re.findall(macros, text, re.MULTILINE)), [path for path in headers if path != os.devnull]
 
 
 def _describe_program(path: str) -> str:
