@@ -150,11 +150,8 @@ def _bench_tensor(name: str, weight: Array, rows: int, kernels: list[Kernel]) ->
         error = float(np.linalg.norm(c.astype(np.float32) - expected)) / norm
         tile = "x".join(map(str, config["tile"]))
         seconds = _best_time(functools.partial(kernel, a_q, b, a_scale, c))
-        print(
-            f"  {form[0]:9} {form[1]:6} {config['family']:16} {tile:12} {config['out']:4} {error:8.5f} {seconds * 1e3:9.3f} "
-            f"{base / seconds:7.2f}x",
-            flush=True,
-        )
+        place = f"{form[0]:9} {form[1]:6} {config['family']:16} {tile:12} {config['out']:4}"
+        print(f"  {place} {error:8.5f} {seconds * 1e3:9.3f} {base / seconds:7.2f}x", flush=True)
 
 
 def _quantize(x: Array, w: Array, variant: str, layout: str, encoding: str) -> tuple[Any, Array, Array]:
