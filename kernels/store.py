@@ -78,8 +78,14 @@ class Store:
         path = self.root / "locks" / f"{key}.lock"
         with contextlib.ExitStack() as held:
             with translating("lock", path):
-                self.folder("locks")
-                held.enter_context(hold(path, self.file_mode, check))
+                for last in (False, True):
+                    try:
+                        self.folder("locks")
+                        held.enter_context(hold(path, self.file_mode, check))
+                        break
+                    except FileNotFoundError:  # the cache was removed while we waited
+                        if last:
+                            raise
             yield
 
     @contextlib.contextmanager
