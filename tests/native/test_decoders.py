@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gemmill.arch import ARCHS
 from native_build import HOST_CPUS, compile_program
 from problems import DTYPES
-
-from gemmill.arch import ARCHS
 
 # The decoder of each arch, and whether it knows the FNUZ encodings too.
 DECODERS = {

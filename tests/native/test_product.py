@@ -11,8 +11,6 @@ import pytest
 from native_build import HOST_CPUS, one, sample
 from problems import SHAPES, check, random_problem
 
-
-
 MAP_NORESERVE = 0x4000  # Linux; the module does not have it everywhere
 
 
