@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 import warnings
 from dataclasses import replace
 
@@ -320,3 +322,33 @@ def test_a_relocated_cache_loads(cache, tmp_path):
     add_fake(cache.root)
     cache.root.rename(tmp_path / "moved cache, ümlaut")
     assert isinstance(load(NAME, tmp_path / "moved cache, ümlaut"), Kernel)
+
+
+def test_a_cache_that_is_removed_and_refilled_meanwhile(cache):
+    """Whatever a reader meets half-way is a kernel, a miss or a refusal; never another error."""
+    stop = threading.Event()
+    fake_library(fake_config())
+
+    def churn():
+        while not stop.is_set():
+            add_fake(cache.root)
+            shutil.rmtree(cache.root, ignore_errors=True)
+
+    writer = threading.Thread(target=churn)
+    writer.start()
+    seen = set()
+    try:
+        end = time.monotonic() + 20
+        while time.monotonic() < end and not {"Kernel", "KernelNotFound"} <= seen:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", CorruptObjectWarning)
+                try:
+                    seen.add(type(load(NAME, cache.root)).__name__)
+                except (KernelNotFound, Refused) as error:
+                    seen.add(type(error).__name__)
+                list(cache.entries())
+                cache.keys()
+    finally:
+        stop.set()
+        writer.join()
+    assert {"Kernel", "KernelNotFound"} <= seen
