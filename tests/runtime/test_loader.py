@@ -243,7 +243,19 @@ def test_a_library_without_the_abi_is_a_miss(cache):
         load(NAME, cache.root)
 
 
-@pytest.mark.parametrize("change", [{"layout": "xyz"}, {"arch": "gfx942"}, "tile"], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layout": "xyz"},
+        {"arch": "gfx942"},
+        {"variant": []},
+        {"tile": [1, 2]},
+        {"tile": [1, 2, "3"]},
+        {"out": "f8"},
+        "tile",
+    ],
+    ids=str,
+)
 def test_a_config_that_names_no_kernel_is_refused(cache, change):
     key = add_fake(cache.root)
     path = object_directory(cache, key) / MANIFEST
