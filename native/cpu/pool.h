@@ -70,8 +70,9 @@ class Pool {
         pthread_mutex_unlock(&call_lock_);
     }
 
-    /* Wait for calls in flight, join the threads, free everything. The next enter() opens the pool again. */
-    void close() {
+    /* Wait for calls in flight, join the threads, free everything. The next enter() opens the pool again. Runs on any
+     * CPU: unloading a library that found its CPU wanting comes here too. */
+    GEMMILL_BASELINE void close() {
         pthread_mutex_lock(&lock_);
         while (closing_) pthread_cond_wait(&changed_, &lock_);
         if (open_) {
