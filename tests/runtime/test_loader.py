@@ -344,14 +344,18 @@ def test_a_cache_that_is_removed_and_refilled_meanwhile(cache):
     def churn():
         while not stop.is_set():
             add_fake(cache.root)
+            time.sleep(0.02)  # let the reader find it whole now and then
             shutil.rmtree(cache.root, ignore_errors=True)
+            time.sleep(0.002)
 
     writer = threading.Thread(target=churn)
     writer.start()
     seen = set()
     try:
-        end = time.monotonic() + 20
-        while time.monotonic() < end and not {"Kernel", "KernelNotFound"} <= seen:
+        end = time.monotonic() + 60
+        rounds = 0
+        while time.monotonic() < end and (rounds < 300 or not {"Kernel", "KernelNotFound"} <= seen):
+            rounds += 1
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", CorruptObjectWarning)
                 try:
