@@ -325,7 +325,9 @@ def explain_miss(wanted: str, places: Iterable[Place], refused: Iterable[Candida
     row = ARCHS.get(wanted.partition("/")[0])
     if row is not None:
         lines += filter(None, [why_arch_not_here(row)])
-        lines.append(f"build it in the gemmill repository: ./mill 'selftest:{wanted}'")
+        lines.append(
+            f"build it in the gemmill repository with ./mill 'selftest:{wanted}', and name its cache in GEMMILL_CACHE"
+        )
     return "\n".join(lines)
 
 

@@ -48,7 +48,8 @@ def test_a_miss_says_where_and_how_to_build(cache):
         "caches searched:",
         f"  {cache.root} (argument)",
         f"  {cache.root / 'absent'} (argument), absent",
-        "build it in the gemmill repository: ./mill 'selftest:generic/gemm_aquant_x'",
+        "build it in the gemmill repository with ./mill 'selftest:generic/gemm_aquant_x', "
+        "and name its cache in GEMMILL_CACHE",
     ]
 
 
