@@ -184,6 +184,12 @@ class Store:
             self.folder("index", arch)
             write_atomically(path, json.dumps(entry, indent=1).encode(), self.file_mode, durable=True)
 
+    def unset_index(self, arch: str, name: str) -> None:
+        """Let the index name a kernel no more; its objects stay until gc."""
+        path = self.cache.index_path(arch, name)
+        with translating("remove", path):
+            path.unlink(missing_ok=True)
+
     def files(self, arch: str, name: str, key: str) -> tuple[str, ...]:
         """Return the files that say whether a kernel's object is whole, current and tested."""
         path = object_path(self.root, key)

@@ -147,13 +147,17 @@ class Cache:
     def entries(self, arch: str | None = None, pattern: str = "*") -> Iterator[IndexEntry]:
         """Yield the index's readable entries whose names match a glob, by arch and name; broken ones are left out."""
         for folder in _names(self.root / "index") if arch is None else [arch]:
-            for file in _names(self.root / "index" / folder):
-                name, dot, suffix = file.rpartition(".")
-                if dot and suffix == "json" and fnmatchcase(name, pattern):
+            for name in self.names(folder):
+                if fnmatchcase(name, pattern):
                     try:
                         yield self.entry(folder, name)
                     except (CorruptObject, KernelNotFound):
                         continue
+
+    def names(self, arch: str) -> list[str]:
+        """Return the names that the index has for an arch, sorted, whether or not their entries are readable."""
+        suffix = ".json"
+        return [file.removesuffix(suffix) for file in _names(self.root / "index" / arch) if file.endswith(suffix)]
 
     def entry(self, arch: str, name: str) -> IndexEntry:
         """Return the index entry of a kernel.
