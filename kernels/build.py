@@ -279,6 +279,8 @@ class Build:
             return State(config, key, None, "the cache has no object of its key")
         except CorruptObject as error:
             return State(config, key, None, f"its object is broken: {error}")
+        if found.name != config.name:
+            return State(config, key, None, f"its object is broken: the manifest calls it {found.name}")
         try:
             entry = self.store.cache.entry(config.arch, config.name)
         except (KernelNotFound, CorruptObject) as error:

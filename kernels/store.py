@@ -275,7 +275,7 @@ def keys_in_index(root: Path) -> set[str]:
     """Return every key that some index entry names, whether or not the rest of the entry is right."""
     keys = set()
     for path in root.glob("index/*/*.json"):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             key = json.loads(path.read_bytes()).get("key")
             if isinstance(key, str) and is_key(key):
                 keys.add(key)

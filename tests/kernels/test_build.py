@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from factory import ENVIRONMENT, SIX, compile_all, config, litter, make_compiler, make_copier, make_tree, objects
-from gemmill.cache import LIBRARY, SELFTEST, Cache, canonical_json, sha256_text
+from gemmill.cache import LIBRARY, MANIFEST, SELFTEST, Cache, canonical_json, sha256_text
 from gemmill.errors import UnsupportedError
 
 from kernels import process
@@ -89,6 +89,15 @@ def test_a_lost_index_entry_costs_no_compilation(tmp_path: Path, paths: Paths) -
     assert [o.status for o in compile_all(build)] == ["reused"] * 6
     assert compiler.runs == 6
     assert all(build.state(one).current for one in SIX)
+
+
+def test_a_manifest_that_calls_it_another_kernel_is_built_again(fast: Build) -> None:
+    found = fast.store.cache.read(fast.compile(config()).key)
+    manifest = {**found.manifest, "name": found.name.replace("fp8", "fp9")}
+    (found.path / MANIFEST).write_text(json.dumps(manifest))
+    assert "fp9" in fast.state(config()).reason
+    assert fast.compile(config()).status == "built"
+    assert fast.state(config()).current and len(list(fast.paths.cache.glob("quarantine/*"))) == 1
 
 
 CATALOGUE = """
