@@ -8,13 +8,14 @@ A catalogue is a TOML file:
     [layouts]                               # layouts of each family
     decode = ["rcr", "rrr", "crr", "ccr"]
 
-    [[geometry]]                            # one tile; every (arch, family) pair has at least one
+    [[geometry]]                            # one tile; every arch has at least one for each required family
     archs = ["generic"]
     families = ["decode"]
     tile = [16, 64, 256]                    # m, n, k
     warps = [1, 4, 1]
     warp_tile = [16, 16]                    # m, n; k follows from the arch
     out = ["f16"]                           # optional
+    only = ["rcr"]                          # optional: layouts, where not all of the family's have this tile
 
 The third number of the warp tile is never written: the arch's instruction decides it.
 """
@@ -44,7 +45,7 @@ else:
 DEFAULT = Path(__file__).parent / "catalogue" / "gemm_aquant.toml"
 
 _TOP_KEYS = ("operator", "variants", "layouts", "geometry")
-_GEOMETRY_KEYS = ("archs", "families", "tile", "warps", "warp_tile", "out")
+_GEOMETRY_KEYS = ("archs", "families", "tile", "warps", "warp_tile", "out", "only")
 
 
 class CatalogueError(ArgumentError):
@@ -61,6 +62,7 @@ class Geometry:
     warps: tuple[int, int, int]
     warp_tile: tuple[int, int]
     out: tuple[str, ...]
+    only: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Catalogue:
             for one_layout in self.layouts[one_family]
             if one_layout in layouts
             for row in self.geometry
-            if arch in row.archs and one_family in row.families
+            if arch in row.archs and one_family in row.families and one_layout in row.only
             for one_out in row.out
             if one_out in outs
         ]
@@ -189,7 +191,7 @@ class _Reader:
         return catalogue
 
     def geometry(self, where: str, row: dict[str, Any], families: tuple[str, ...]) -> Geometry:
-        self.keys(where, row, _GEOMETRY_KEYS, required=_GEOMETRY_KEYS[:-1])
+        self.keys(where, row, _GEOMETRY_KEYS, required=_GEOMETRY_KEYS[:-2])
         tile, warps = self.numbers(where + "tile", row["tile"], 3), self.numbers(where + "warps", row["warps"], 3)
         warp_tile = self.numbers(where + "warp_tile", row["warp_tile"], 2)
         return Geometry(
@@ -199,6 +201,7 @@ class _Reader:
             warps=(warps[0], warps[1], warps[2]),
             warp_tile=(warp_tile[0], warp_tile[1]),
             out=self.names(where + "out", row.get("out", ["f16"]), tuple(OUTPUTS)),
+            only=self.names(where + "only", row.get("only", list(LAYOUTS)), tuple(LAYOUTS)),
         )
 
     def check_whole(self, catalogue: Catalogue) -> None:
@@ -219,7 +222,7 @@ class _Reader:
         pairs = {(arch, family) for row in catalogue.geometry for arch in row.archs for family in row.families}
         for arch in catalogue.archs:
             for family in catalogue.layouts:
-                if (arch, family) not in pairs:
+                if FAMILIES[family].required and (arch, family) not in pairs:
                     raise CatalogueError(f"{self.path}: no [[geometry]] has {arch} with {find_family(family).name}")
 
     def accepted_layouts(self, family: str) -> tuple[str, ...]:

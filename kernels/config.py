@@ -26,6 +26,7 @@ class Family:
     scheduler: str
     epilogue: str
     preshuffle: bool
+    required: bool = True  # of every arch
 
 
 FAMILIES: dict[str, Family] = {
@@ -33,6 +34,8 @@ FAMILIES: dict[str, Family] = {
     for f in (
         Family("decode", "mem", "interwave", "cshuffle", preshuffle=False),
         Family("preshufflequant", "compv3", "intrawave", "cshuffle", preshuffle=True),
+        # Large M on GPUs whose copy engine feeds a persistent kernel.
+        Family("prefill", "tma", "persistent", "cshuffle", preshuffle=False, required=False),
     )
 }
 

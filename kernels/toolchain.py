@@ -142,7 +142,7 @@ def recall(command: tuple[str, ...], memo: Path | None, probe: Callable[[tuple[s
 
 def probe_cxx(command: tuple[str, ...]) -> Probe:
     """Ask a C++ compiler what it is."""
-    version = _ask(command, "--version")
+    version = ask(command, "--version")
     folder = re.search(r"^InstalledDir: (.*)$", version, re.MULTILINE)
     if folder:
         return (
@@ -166,7 +166,7 @@ def _zig_in(folder: Path, command: tuple[str, ...]) -> Path | None:
 
 def _probe_zig(command: tuple[str, ...], zig: Path) -> Probe:
     # The release carries its own compiler library and linker; for this machine it builds against the libc it finds.
-    version = _ask((str(zig),), "version").strip()
+    version = ask((str(zig),), "version").strip()
     library, headers = _probe_library(command)
     identity = {
         "kind": "zig",
@@ -180,7 +180,7 @@ def _probe_zig(command: tuple[str, ...], zig: Path) -> Probe:
 
 def _probe_driver(kind: str, command: tuple[str, ...]) -> Probe:
     """Probe gcc or clang through the commands that its driver would run to make a shared library."""
-    dry = _ask(command, "-###", "-shared", "-fPIC", "-x", "c++", os.devnull, "-o", "kernel.so")
+    dry = ask(command, "-###", "-shared", "-fPIC", "-x", "c++", os.devnull, "-o", "kernel.so")
     version = re.search(r"^.*\bversion \d.*$", dry, re.MULTILINE)
     target = re.search(r"^Target: (\S+)", dry, re.MULTILINE)
     steps = [shlex.split(line) for line in dry.splitlines() if line.startswith(" ") and "cc1" in line]
@@ -189,7 +189,7 @@ def _probe_driver(kind: str, command: tuple[str, ...]) -> Probe:
     compiler = steps[0][0]
     if Path(compiler).name == "zig":  # behind a wrapper, and installed beside a clang
         return _probe_zig(command, Path(compiler))
-    programs = {name: shutil.which(_ask(command, f"-print-prog-name={name}").strip()) for name in ("as", "ld")}
+    programs = {name: shutil.which(ask(command, f"-print-prog-name={name}").strip()) for name in ("as", "ld")}
     library, headers = _probe_library(command)
     driver = re.search(r"^COLLECT_GCC=(.*)$", dry, re.MULTILINE)
     identity = {
@@ -207,7 +207,7 @@ def _probe_driver(kind: str, command: tuple[str, ...]) -> Probe:
 
 def _probe_library(command: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
     """Return the macros by which libstdc++, libc++ and glibc say which they are, and the headers that were read."""
-    text = _ask(command, "-x", "c++", "-E", "-dD", "-include", "cstddef", os.devnull)
+    text = ask(command, "-x", "c++", "-E", "-dD", "-include", "cstddef", os.devnull)
     macros = r"^#define (__GLIBCXX__|_LIBCPP_VERSION|__GLIBC__|__GLIBC_MINOR__) (\S+)"
     headers = dict.fromkeys(re.findall(r'^# \d+ "(/[^"]+)"', text, re.MULTILINE))
     return dict(re.findall(macros, text, re.MULTILINE)), [path for path in headers if path != os.devnull]
@@ -215,7 +215,7 @@ def _probe_library(command: tuple[str, ...]) -> tuple[dict[str, str], list[str]]
 
 def _describe_program(path: str) -> str:
     try:
-        return _ask((path,), "--version").partition("\n")[0]
+        return ask((path,), "--version").partition("\n")[0]
     except UnsupportedError:  # Apple's linker has no such option
         return _digest(Path(path))
 
@@ -225,7 +225,8 @@ def _own_options(step: list[str]) -> list[str]:
     return [word for word in step[1:] if "/" not in word]
 
 
-def _ask(command: Iterable[str], *arguments: str) -> str:
+def ask(command: Iterable[str], *arguments: str) -> str:
+    """Return what a compiler prints when called with `arguments`; UnsupportedError where it fails."""
     argv = [*command, *arguments]
     try:
         code, out, err = process.run(argv, _PROBE_SECONDS, env=compiler_environment())

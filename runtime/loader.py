@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmill.arch import ARCHS, Arch, find_arch, host_archs, why_not_host
 from gemmill.cache import Cache, CacheObject, IndexEntry, is_key, object_path
+from gemmill.cuda import why_not_cuda
 from gemmill.errors import (
     ArgumentError,
     CorruptObject,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from gemmill.operands import Int4Matrix, PreshuffledScale
 
 # What tells whether a backend's archs run here. A backend that is not listed can't be called from Python.
-BACKENDS: dict[str, Callable[[Arch], str | None]] = {"cpu": why_not_host}
+BACKENDS: dict[str, Callable[[Arch], str | None]] = {"cpu": why_not_host, "cuda": why_not_cuda}
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,11 @@ class Backend(Protocol):
         """
         ...
 
-    def resources(self, config: KernelConfig, output: str) -> dict[str, Any]:
-        """Return what the commands' output says about registers, spills and the like; {} where it says nothing."""
+    def resources(self, config: KernelConfig, output: str) -> tuple[dict[str, Any], str]:
+        """Return what the commands' output says about registers, spills and the like, and the rest of the output.
+
+        Raises GemmillError where the figures forbid to ship the kernel.
+        """
         ...
 
 

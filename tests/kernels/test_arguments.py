@@ -49,7 +49,7 @@ def test_unknown_arch_lists_the_known_ones(wrong):
         (["variants=fp8"], "did you mean variant?"),
         (["variant=fp9"], "did you mean fp8?"),
         (["layout=crc"], "unknown layout=crc"),
-        (["family=prefill"], "decode, preshufflequant"),
+        (["family=training"], "decode, preshufflequant, prefill"),
         (["jobs=0"], "1 to 9999"),
         (["jobs=two"], "1 to 9999"),
         (["timeout=0"], "more than 0"),

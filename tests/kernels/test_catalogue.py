@@ -25,10 +25,14 @@ def test_required_matrix(arch: str) -> None:
         for layout in layouts
     }
     found = [(c.variant, c.layout, c.family) for c in configs]
-    assert sorted(found) == sorted(required)
-    assert len([c for c in configs if c.variant in FOUR]) == 28
-    assert len([c for c in configs if c.variant in FLOAT_SCALES]) == 14
-    assert len({c.id for c in configs}) == 42
+    assert required <= set(found)
+    assert len({c.id for c in configs}) == len(configs)
+    if arch == "sm_90a":  # several tiles, and prefill
+        assert {family for _, _, family in found} == {"decode", "preshufflequant", "prefill"}
+    else:
+        assert sorted(found) == sorted(required)
+        assert len([c for c in configs if c.variant in FOUR]) == 28
+        assert len([c for c in configs if c.variant in FLOAT_SCALES]) == 14
     assert all(c.arch == arch and c.out == "f16" for c in configs)
 
 

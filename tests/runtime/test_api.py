@@ -270,8 +270,8 @@ def test_the_other_encoding_is_refused_and_both_are_named(found_cache):
 
 def test_a_gpu_arch_says_what_is_missing(found_cache):
     p = problem("fp8", 4, 3, 130)
-    with pytest.raises(KernelNotFound, match="sm_90a needs the cuda backend, which this gemmill lacks"):
-        gemmill.gemm_aquant(p.a, p.b, p.aq, arch="sm_90a")
+    with pytest.raises(KernelNotFound, match="gfx950 needs the hip backend, which this gemmill lacks"):
+        gemmill.gemm_aquant(p.a, p.b, p.aq, arch="gfx950")
     with pytest.raises(ArgumentError, match="unknown arch 'sm_90'"):
         gemmill.gemm_aquant(p.a, p.b, p.aq, arch="sm_90")
 

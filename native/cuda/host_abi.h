@@ -1,0 +1,248 @@
+/* The C ABI of native/abi.h for the struct Kernel that the including source defines. */
+#pragma once
+
+#include <stdlib.h>
+
+#include "abi.h"
+#include "cpu/arguments.h"
+#include "cuda/launch.h"
+
+/* The compiled device code, kernel.cubin in the directory of the build, put into this library by the assembler. */
+asm(".section .rodata\n"
+    ".balign 64\n"
+    ".type gemmill_cubin, @object\n"
+    "gemmill_cubin:\n"
+    ".incbin \"kernel.cubin\"\n"
+    ".size gemmill_cubin, . - gemmill_cubin\n"
+    ".previous\n");
+extern "C" __attribute__((visibility("hidden"))) const unsigned char gemmill_cubin[];
+
+namespace gemmill {
+
+constexpr int kScaleBytes = bytes_of(Kernel::aq), kOutBytes = bytes_of(Kernel::out);
+constexpr int64_t kGroupsPerTile = Kernel::preshuffle ? Kernel::preshuffle : 1;
+
+/* Stored shapes of the operands; `shuffled`: AQ as a preshufflequant kernel reads it. */
+struct Shapes {
+    Shape a, aq, b, c;
+};
+
+inline Shapes stored_shapes(int64_t m, int64_t n, int64_t k, bool shuffled) {
+    const int64_t groups = ceil_div(k, kGroupK);
+    Shapes s = {Shape{m, k}, Shape{m, groups}, Shape{k, n}, Shape{m, n}};
+    if (Kernel::a_col) s.a = {k, m};
+    if (Kernel::b_col) s.b = {n, k};
+    if (Kernel::aq_col) s.aq = {groups, m};
+    if (shuffled) s.aq = {ceil_div(groups, kGroupsPerTile), m * kGroupsPerTile};
+    return s;
+}
+
+inline int ready(Device& device, int& ordinal) {
+    return current_device(gemmill_cubin, Traits<Kernel>::smem_bytes, Traits<Scalar<Kernel>>::smem_bytes, device, ordinal);
+}
+
+/* ---- Host pointers ---- */
+
+/* AQ from row-major (M, QK) to (T, M, b): a tile's b groups of every row side by side, zeros beyond QK. */
+inline void preshuffle(char* out, const char* in, int64_t m, int64_t groups) {
+    constexpr int64_t b = kGroupsPerTile;
+    for (int64_t t = 0; t * b < groups; ++t) {
+        const size_t have = static_cast<size_t>(min_of(b, groups - t * b) * kScaleBytes);
+        for (int64_t row = 0; row < m; ++row) {
+            memcpy(out, in + (row * groups + t * b) * kScaleBytes, have);
+            memset(out + have, 0, static_cast<size_t>(b * kScaleBytes) - have);
+            out += b * kScaleBytes;
+        }
+    }
+}
+
+/* Device memory of one call, freed on every way out. */
+class DeviceBuffer {
+  public:
+    DeviceBuffer() = default;
+    DeviceBuffer(const DeviceBuffer&) = delete;
+    DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+    ~DeviceBuffer() {
+        if (address_) GEMMILL_CU(cuMemFree)(address_);
+    }
+    int allocate(int64_t bytes) {
+        const CUresult result = bytes ? GEMMILL_CU(cuMemAlloc)(&address_, static_cast<size_t>(bytes)) : CUDA_SUCCESS;
+        if (result == CUDA_ERROR_OUT_OF_MEMORY)
+            return (Message() << "out of device memory: " << bytes << " bytes were asked for").device_error();
+        return result == CUDA_SUCCESS ? GEMMILL_OK : driver_error("cuMemAlloc", result);
+    }
+    int upload(const void* host, int64_t bytes) {
+        const int code = allocate(bytes);
+        if (code || !bytes) return code;
+        GEMMILL_TRY(cuMemcpyHtoD, address_, host, static_cast<size_t>(bytes));
+        return GEMMILL_OK;
+    }
+    uint8_t* get() const { return reinterpret_cast<uint8_t*>(address_); }
+    CUdeviceptr address() const { return address_; }
+
+  private:
+    CUdeviceptr address_ = 0;
+};
+
+class Event {
+  public:
+    Event() = default;
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
+    ~Event() {
+        if (handle) GEMMILL_CU(cuEventDestroy)(handle);
+    }
+    CUevent handle = nullptr;
+};
+
+/* Mean time of a launch over repeats that take about 20 ms; the caller has warmed up. */
+inline int time_launches(const Device& device, const Problem& p, float* time_ms) {
+    Event start, stop;
+    GEMMILL_TRY(cuEventCreate, &start.handle, CU_EVENT_DEFAULT);
+    GEMMILL_TRY(cuEventCreate, &stop.handle, CU_EVENT_DEFAULT);
+    float total = 0;
+    for (int repeats = 3;; repeats *= 4) {
+        GEMMILL_TRY(cuEventRecord, start.handle, nullptr);
+        for (int i = 0; i < repeats; ++i) {
+            const int code = launch<Kernel>(device, p, nullptr);
+            if (code) return code;
+        }
+        GEMMILL_TRY(cuEventRecord, stop.handle, nullptr);
+        GEMMILL_TRY(cuEventSynchronize, stop.handle);
+        GEMMILL_TRY(cuEventElapsedTime, &total, start.handle, stop.handle);
+        *time_ms = total / static_cast<float>(repeats);
+        if (total > 5 || repeats > 1000) return GEMMILL_OK;
+    }
+}
+
+inline int run_packed(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N, int64_t K, int64_t stride_A,
+                      int64_t stride_AQ, int64_t stride_B, int64_t stride_C, int64_t QK_A, int k_batch, float* time_ms) {
+    int code = check_sizes(M, N, K);
+    if (code) return code;
+    const Shapes shapes = stored_shapes(M, N, K, false);
+    code = expect_equal("stride_A", stride_A, shapes.a.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("stride_AQ", stride_AQ, shapes.aq.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("stride_B", stride_B, shapes.b.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("stride_C", stride_C, shapes.c.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("QK_A", QK_A, ceil_div(K, kGroupK), "which is ceil(K / 128)");
+    if (code) return code;
+    if (k_batch != 1)
+        return (Message() << "k_batch = " << k_batch << ": expected 1, this kernel splits k by itself").unsupported();
+    code = check_pointers(A, AQ, B, C, M, N, K);
+    if (!code) code = open_driver();
+    ContextScope context;
+    int ordinal = 0;
+    if (!code) code = first_device(ordinal);
+    if (!code) code = context.enter(ordinal);
+    Device device;
+    if (!code) code = ready(device, ordinal);
+    if (code) return code;
+    if (time_ms) *time_ms = 0;
+    if (M == 0 || N == 0) return GEMMILL_OK;
+
+    struct HostBuffer {
+        char* data = nullptr;
+        ~HostBuffer() { free(data); }
+    } shuffled;
+    const Shape stored_aq = stored_shapes(M, N, K, Kernel::preshuffle > 0).aq;
+    const int64_t scales = stored_aq.lines * stored_aq.length;
+    if (Kernel::preshuffle && K > 0) {
+        shuffled.data = static_cast<char*>(malloc(static_cast<size_t>(scales * kScaleBytes)));
+        if (!shuffled.data) return (Message() << "out of memory: preshuffled AQ of " << scales << " values").device_error();
+        preshuffle(shuffled.data, static_cast<const char*>(AQ), M, QK_A);
+        AQ = shuffled.data;
+    }
+    DeviceBuffer a, aq, b, c;
+    code = a.upload(A, Kernel::a == Elem::i4 ? ceil_div(M * K, 2) : M * K);
+    if (!code) code = aq.upload(AQ, K > 0 ? scales * kScaleBytes : 0);
+    if (!code) code = b.upload(B, K * N);
+    if (!code) code = c.allocate(M * N * kOutBytes);
+    if (code) return code;
+    const Problem p{a.get(), b.get(), aq.get(), reinterpret_cast<char*>(c.get()), M, N, K, stride_A, stride_B,
+                    stored_aq.length, stride_C};
+    code = launch<Kernel>(device, p, nullptr);
+    if (code) return code;
+    GEMMILL_TRY(cuStreamSynchronize, nullptr);
+    GEMMILL_TRY(cuMemcpyDtoH, C, c.address(), static_cast<size_t>(M * N * kOutBytes));
+    return time_ms ? time_launches(device, p, time_ms) : GEMMILL_OK;
+}
+
+/* ---- Device pointers ---- */
+
+inline int run_strided(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N, int64_t K, int64_t lda,
+                       int64_t ldaq, int64_t ldb, int64_t ldc, void* stream) {
+    int code = check_sizes(M, N, K);
+    if (code) return code;
+    const Shapes shapes = stored_shapes(M, N, K, Kernel::preshuffle > 0);
+    code = expect_at_least("lda", lda, shapes.a.length);
+    if (!code) code = expect_at_least("ldaq", ldaq, shapes.aq.length);
+    if (!code) code = expect_at_least("ldb", ldb, shapes.b.length);
+    if (!code) code = expect_at_least("ldc", ldc, shapes.c.length);
+    if (!code) code = expect_addressable("A", shapes.a.lines, lda, shapes.a.length);
+    if (!code) code = expect_addressable("AQ", shapes.aq.lines, ldaq, shapes.aq.length);
+    if (!code) code = expect_addressable("B", shapes.b.lines, ldb, shapes.b.length);
+    if (!code) code = expect_addressable("C", shapes.c.lines, ldc, shapes.c.length);
+    if (!code) code = check_pointers(A, AQ, B, C, M, N, K);
+    if (!code) code = expect_aligned("C", C, kOutBytes);
+    if (!code) code = expect_aligned("AQ", AQ, kScaleBytes);
+    if (!code) code = open_driver();
+    ContextScope context;
+    int ordinal = 0;
+    if (!code) code = context.enter(0);
+    Device device;
+    if (!code) code = ready(device, ordinal);
+    const bool some = M > 0 && N > 0;
+    if (!code) code = expect_device_pointer("A", A, ordinal, some && K > 0);
+    if (!code) code = expect_device_pointer("AQ", AQ, ordinal, some && K > 0);
+    if (!code) code = expect_device_pointer("B", B, ordinal, some && K > 0);
+    if (!code) code = expect_device_pointer("C", C, ordinal, some);
+    if (code) return code;
+    const Problem p{static_cast<const uint8_t*>(A), static_cast<const uint8_t*>(B), AQ, static_cast<char*>(C), M, N, K, lda, ldb,
+                    ldaq, ldc};
+    return launch<Kernel>(device, p, static_cast<CUstream>(stream));
+}
+
+inline int initialize() {
+    int code = open_driver();
+    ContextScope context;
+    Device device;
+    int ordinal = 0;
+    if (!code) code = first_device(ordinal);
+    if (!code) code = context.enter(ordinal);
+    return code ? code : ready(device, ordinal);
+}
+
+}  // namespace gemmill
+
+extern "C" {
+
+GEMMILL_EXPORT int dispatcher_initialize(void) { return gemmill::initialize(); }
+
+GEMMILL_EXPORT int dispatcher_run_aquant_gemm(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N,
+                                              int64_t K, int64_t stride_A, int64_t stride_AQ, int64_t stride_B, int64_t stride_C,
+                                              int64_t QK_A, int k_batch, float* time_ms) {
+    return gemmill::run_packed(A, AQ, B, C, M, N, K, stride_A, stride_AQ, stride_B, stride_C, QK_A, k_batch, time_ms);
+}
+
+GEMMILL_EXPORT const char* dispatcher_get_kernel_name(void) { return gemmill::Kernel::kName; }
+
+GEMMILL_EXPORT int dispatcher_get_kernel_count(void) { return 1; }
+
+GEMMILL_EXPORT void dispatcher_cleanup(void) { gemmill::unload_library(); }
+
+GEMMILL_EXPORT int gemmill_abi_version(void) { return GEMMILL_ABI_VERSION; }
+
+GEMMILL_EXPORT const char* gemmill_manifest(void) { return gemmill::Kernel::kManifest; }
+
+GEMMILL_EXPORT const char* gemmill_last_error(void) { return gemmill::t_error.text; }
+
+GEMMILL_EXPORT int64_t gemmill_workspace_bytes(int64_t M, int64_t N, int64_t K) { return gemmill::check_sizes(M, N, K); }
+
+GEMMILL_EXPORT int gemmill_gemm_aquant(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N, int64_t K,
+                                       int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc, void* workspace,
+                                       int64_t workspace_bytes, void* stream) {
+    (void)workspace, (void)workspace_bytes; /* gemmill_workspace_bytes() is 0 */
+    return gemmill::run_strided(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc, stream);
+}
+
+}  // extern "C"

@@ -1,0 +1,113 @@
+/* From a checked problem to one kernel launch: which of the two entries, which grid, which tensor maps. */
+#pragma once
+
+#include "cpu/arguments.h"
+#include "cpu/problem.h"
+#include "cuda/device.h"
+#include "cuda/traits.h"
+
+namespace gemmill {
+
+/* One 2-d operand as the copy engine is told it. */
+struct View {
+    const void* base;
+    int64_t inner, outer, pitch; /* bytes, lines, bytes between lines */
+    int box_inner, box_outer, swizzle;
+};
+
+inline bool tma_can_read(const View& v) {
+    return reinterpret_cast<uintptr_t>(v.base) % 16 == 0 && v.pitch % 16 == 0 && v.pitch < (int64_t(1) << 40);
+}
+
+inline int encode(CUtensorMap& map, const View& v) {
+    const cuuint64_t size[2] = {static_cast<cuuint64_t>(v.inner), static_cast<cuuint64_t>(v.outer)};
+    const cuuint64_t pitch[1] = {static_cast<cuuint64_t>(v.pitch)};
+    const cuuint32_t box[2] = {static_cast<cuuint32_t>(v.box_inner), static_cast<cuuint32_t>(v.box_outer)};
+    const cuuint32_t steps[2] = {1, 1};
+    const CUtensorMapSwizzle swizzle = v.swizzle == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                       : v.swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                         : CU_TENSOR_MAP_SWIZZLE_32B;
+    GEMMILL_TRY(cuTensorMapEncodeTiled, &map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(v.base), size, pitch, box,
+                steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return GEMMILL_OK;
+}
+
+/* Blocks that share a tile's sum over k: as many as fill the device, while each has a few stages to sum. */
+template <typename C>
+int split_k(int64_t tiles, int64_t k_blocks, int multiprocessors) {
+    if (!Traits<C>::can_split) return 1;
+    int split = 1;
+    while (split < 8 && tiles * split * 2 <= multiprocessors && k_blocks >= split * 4) split *= 2;
+    return split;
+}
+
+template <typename C>
+int launch_as(CUkernel kernel, const Device& device, Params& p, const CUtensorMap& map_x, const CUtensorMap& map_y,
+              CUstream stream) {
+    using T = Traits<C>;
+    const int64_t tiles_x = ceil_div(C::swap ? p.n : p.m, T::tile_x), tiles_y = ceil_div(C::swap ? p.m : p.n, T::tile_y);
+    const int64_t units = ceil_div(tiles_x, C::multicast) * tiles_y;
+    if (units > INT32_MAX / 2) {
+        return (Message() << "M x N = " << p.m << " x " << p.n << ": more tiles than this kernel counts").unsupported();
+    }
+    p.tiles_x = static_cast<int>(tiles_x), p.tiles_y = static_cast<int>(tiles_y);
+    const int split = split_k<C>(units, p.k_blocks, device.multiprocessors);
+    const int cluster = split > 1 ? split : C::multicast;
+    const int64_t resident = device.multiprocessors * C::blocks_per_sm / cluster;
+    const int64_t clusters = split > 1 || units < resident ? units : resident;
+
+    CUlaunchAttribute attributes[2] = {};
+    attributes[0].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attributes[0].value.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attributes[1].value.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    CUlaunchConfig config = {};
+    config.gridDimX = static_cast<unsigned>(clusters * cluster), config.gridDimY = config.gridDimZ = 1;
+    config.blockDimX = kThreads, config.blockDimY = config.blockDimZ = 1;
+    config.sharedMemBytes = T::smem_bytes;
+    config.hStream = stream;
+    config.attrs = attributes;
+    config.numAttrs = cluster > 1 ? 2 : 1;
+    void* arguments[] = {const_cast<CUtensorMap*>(&map_x), const_cast<CUtensorMap*>(&map_y), &p};
+    GEMMILL_TRY(cuLaunchKernelEx, &config, reinterpret_cast<CUfunction>(kernel), arguments, nullptr);
+    return GEMMILL_OK;
+}
+
+template <typename C>
+int launch(const Device& device, const Problem& q, CUstream stream) {
+    if (q.m == 0 || q.n == 0) return GEMMILL_OK;
+    if (q.m > INT32_MAX - 512 || q.n > INT32_MAX - 512 || q.k > INT32_MAX - 512) {
+        return (Message() << "M, N, K = " << q.m << ", " << q.n << ", " << q.k << ": this kernel takes less than 2^31 - 512")
+            .unsupported();
+    }
+    using T = Traits<C>;
+    Params p = {};
+    p.x = C::swap ? q.b : q.a, p.y = C::swap ? q.a : q.b, p.aq = q.aq, p.c = q.c;
+    p.ldx = C::swap ? q.ldb : q.lda, p.ldy = C::swap ? q.lda : q.ldb, p.ldaq = q.ldaq, p.ldc = q.ldc;
+    p.m = static_cast<int>(q.m), p.n = static_cast<int>(q.n), p.k = static_cast<int>(q.k);
+    p.k_blocks = static_cast<int>(ceil_div(q.k, kGroup));
+    p.vector_c = reinterpret_cast<uintptr_t>(q.c) % 16 == 0 && q.ldc * T::out_bytes % 16 == 0;
+    const int scale_bytes = bytes_of(C::aq);
+    p.vector_aq = reinterpret_cast<uintptr_t>(q.aq) % static_cast<uintptr_t>(4 * scale_bytes) == 0 && q.ldaq % 4 == 0;
+
+    const int64_t rows_x = C::swap ? q.n : q.m, rows_y = C::swap ? q.m : q.n;
+    const int64_t per_byte = T::x_i4 ? 2 : 1;
+    const View x = T::x_mn ? View{p.x, ceil_div(rows_x, per_byte), q.k, p.ldx / per_byte, T::x_line_bytes, kGroup, T::x_swizzle}
+                           : View{p.x, ceil_div(q.k, per_byte), rows_x, p.ldx / per_byte, T::x_row_bytes, T::tile_x, T::x_swizzle};
+    const View y = {p.y, q.k, rows_y, p.ldy, kGroup, T::tile_y / C::multicast, 128};
+
+    bool fast = q.k > 0 && tma_can_read(x) && p.ldx % per_byte == 0;
+    const uintptr_t y_address = reinterpret_cast<uintptr_t>(p.y);
+    if (T::y_fill == Fill::tma) fast = fast && tma_can_read(y);
+    if (T::y_fill == Fill::vector && T::y_mn) fast = fast && y_address % 4 == 0 && p.ldy % 4 == 0 && rows_y % 4 == 0;
+    if (T::y_fill == Fill::vector && T::y_i4) fast = fast && y_address % 8 == 0 && p.ldy % 16 == 0;
+
+    CUtensorMap map_x = {}, map_y = {};
+    if (!fast) return launch_as<Scalar<C>>(device.scalar, device, p, map_x, map_y, stream);
+    int code = encode(map_x, x);
+    if (!code && T::y_fill == Fill::tma) code = encode(map_y, y);
+    return code ? code : launch_as<C>(device.fast, device, p, map_x, map_y, stream);
+}
+
+}  // namespace gemmill

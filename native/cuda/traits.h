@@ -1,0 +1,119 @@
+// What a kernel's constants imply for both sides: tile shapes, shared memory, and the launch parameters.
+//
+// Words used throughout this folder:
+//   X, Y     the two operands as wgmma sees them: X gives the 64-row side, Y the wide side. Normally X = A and
+//            Y = B^T; with `swap`, X = B^T and Y = A, so that a small M does not waste a 64-row tile.
+//   K-major  k is contiguous in memory; MN-major: the other index is. 8-bit wgmma reads only K-major tiles from
+//            shared memory, so an MN-major X goes through registers and an MN-major Y is transposed on its way in.
+#pragma once
+#include <stdint.h>
+
+namespace gemmill {
+
+enum class Elem { e4m3, e5m2, i4, f32, f16, bf16 };
+
+constexpr int bytes_of(Elem e) { return e == Elem::f32 ? 4 : e == Elem::f16 || e == Elem::bf16 ? 2 : 1; }
+
+constexpr int kGroup = 128;            // k per scale; also k per pipeline stage
+constexpr int kSmemMax = 227 * 1024;   // what one block can have on sm_90
+constexpr int kSmemSm = 228 * 1024;    // what one multiprocessor has; each block reserves 1 KiB of it
+constexpr int kWarpgroups = 3;         // one producer, two consumers
+constexpr int kThreads = kWarpgroups * 128;
+
+// Same size and alignment as CUtensorMap, which device code does not need to know.
+struct alignas(64) TensorMap {
+    uint64_t opaque[16];
+};
+
+// How a stage of an operand is filled.
+enum class Fill {
+    tma,    // by the copy engine
+    vector, // by two warps, 4 or 8 bytes a load, transposed or unpacked on the way
+    scalar, // by two warps, an element a load: any alignment, any stride
+};
+
+struct Params {
+    const uint8_t* x;
+    const uint8_t* y;
+    const void* aq;
+    void* c;
+    int64_t ldx, ldy, ldaq, ldc; // elements
+    int m, n, k;
+    int tiles_x, tiles_y, k_blocks;
+    int vector_c;  // rows of C start on 16-byte boundaries
+    int vector_aq; // four scales of a row can be loaded at once, from a group that is a multiple of 4
+};
+
+// The kernel's twin for operands that the fast one can't take: same arithmetic, any alignment, a tile that fits.
+template <class C>
+struct Scalar : C {
+    static constexpr bool scalar = true;
+    static constexpr int tile_m = C::swap && C::tile_m > 64 ? 64 : !C::swap && C::tile_m > 128 ? 128 : C::tile_m;
+    static constexpr int tile_n = !C::swap && C::tile_n > 64 ? 64 : C::swap && C::tile_n > 128 ? 128 : C::tile_n;
+    static constexpr int multicast = 1;
+};
+
+template <class C>
+struct Traits {
+    static constexpr Elem x_elem = C::swap ? C::b : C::a;
+    static constexpr Elem y_elem = C::swap ? C::a : C::b;
+    static constexpr bool x_mn = C::swap ? !C::b_col : C::a_col;
+    static constexpr bool y_mn = C::swap ? C::a_col : !C::b_col;
+    static constexpr bool x_i4 = x_elem == Elem::i4;
+    static constexpr bool y_i4 = y_elem == Elem::i4;
+    static constexpr Fill x_fill = C::scalar ? Fill::scalar : Fill::tma;
+    static constexpr Fill y_fill = C::scalar || (y_mn && y_i4) ? Fill::scalar : y_mn || y_i4 ? Fill::vector : Fill::tma;
+
+    static constexpr int tile_x = C::swap ? C::tile_n : C::tile_m;
+    static constexpr int tile_y = C::swap ? C::tile_m : C::tile_n;
+    // The two consumer warpgroups share the rows of X, or, where there are only 64, take turns along k.
+    static constexpr bool halves_k = tile_x == 64;
+    static constexpr int slabs = halves_k ? 1 : tile_x / 128;  // 64-row slabs a consumer warpgroup owns
+    static constexpr int chunk = tile_y < 128 ? tile_y : 128;  // columns of one wgmma
+    static constexpr int chunks = tile_y / chunk;
+    static_assert((halves_k || tile_x % 128 == 0) && (!halves_k || chunks == 1) && tile_y % chunk == 0 && chunk % 16 == 0, "no such tile");
+    static_assert(C::multicast == 1 || C::multicast == 2, "clusters of one or two share Y");
+    static_assert(!(C::swap && x_i4), "int4 is an A operand");
+
+    // X reaches wgmma through registers, to be transposed or unpacked.
+    static constexpr bool x_regs = x_mn || x_i4;
+
+    static constexpr int x_row_bytes = x_i4 ? kGroup / 2 : kGroup;            // K-major stage
+    static constexpr int x_line_bytes = x_i4 ? tile_x / 2 : tile_x < 128 ? tile_x : 128; // MN-major stage: one k of one box
+    static constexpr int x_swizzle = x_mn ? x_line_bytes : x_row_bytes;       // bytes: 32, 64 or 128
+    static constexpr int x_bytes = tile_x * x_row_bytes;
+    static constexpr int y_bytes = tile_y * kGroup;
+    static constexpr int scale_bytes = (C::tile_m * 4 + 127) / 128 * 128;
+    static constexpr int out_bytes = bytes_of(C::out);
+    static constexpr int staging_bytes = 64 * chunk * out_bytes;              // one consumer warpgroup's part of C
+    static constexpr int barrier_bytes = 256;
+
+    static constexpr int budget = C::blocks_per_sm == 1 ? kSmemMax : kSmemSm / C::blocks_per_sm - 1024;
+    static constexpr int partial_bytes = halves_k ? 64 * chunk * 4 : 0;       // the second warpgroup's sums
+    static constexpr int fixed_bytes = (halves_k ? 1 : 2) * staging_bytes + partial_bytes + barrier_bytes;
+    static constexpr int stage_bytes = x_bytes + y_bytes + scale_bytes;
+    static constexpr int fit = (budget - fixed_bytes) / stage_bytes;
+    static constexpr int stages = fit > 12 ? 12 : fit;
+    static_assert(stages >= 2, "tile too large for shared memory");
+
+    // Offsets into dynamic shared memory, which starts on a 1024-byte boundary.
+    static constexpr int at_x = 0;
+    static constexpr int at_y = at_x + stages * x_bytes;
+    static constexpr int at_scale = at_y + stages * y_bytes;
+    static constexpr int at_staging = at_scale + stages * scale_bytes;
+    static constexpr int at_partial = at_staging + (halves_k ? 1 : 2) * staging_bytes;
+    static constexpr int at_barriers = at_partial + partial_bytes;
+    static constexpr int smem_bytes = at_barriers + barrier_bytes;
+    static_assert(x_bytes % 1024 == 0 && y_bytes % 1024 == 0, "swizzled tiles start on 1024-byte boundaries");
+
+    // Registers a thread after the producers hand theirs over. The three warpgroups share what the block starts with,
+    // 3 * 80 (two blocks a multiprocessor) or 3 * 168; asking for more waits forever.
+    static constexpr bool big = slabs * tile_y > 128;
+    static constexpr int producer_regs = C::blocks_per_sm > 1 ? (x_regs && tile_y > 32 ? 48 : 64) : !big ? 88 : x_regs ? 40 : 56;
+    static constexpr int consumer_regs = ((C::blocks_per_sm > 1 ? 240 : 504) - producer_regs) / 2;
+
+    // A split-K partial tile, float32, lies over the drained pipeline.
+    static constexpr bool can_split = C::multicast == 1 && C::tile_m * C::tile_n * 4 <= at_scale;
+};
+
+} // namespace gemmill
