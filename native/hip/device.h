@@ -1,0 +1,103 @@
+/* The page of definitions that stands in for the HIP headers: what a kernel needs of its device, and no more.
+ *
+ * sim/device.h gives the same functions on the host. Kernels reach memory and wave-wide operations through them
+ * alone, which is what lets the simulator check every access. */
+#ifndef GEMMILL_HIP_DEVICE_H
+#define GEMMILL_HIP_DEVICE_H
+
+#ifdef GEMMILL_SIMULATE
+#include "sim/device.h"
+#else
+
+// Every function below and in the headers that follow is device code; this saves annotating each.
+#pragma clang force_cuda_host_device begin
+
+#include "types.h"
+
+#define GEMMILL_KERNEL(name, threads)                                                                                  \
+    extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads), visibility("protected"))) void name
+
+#define GEMMILL_UNROLL _Pragma("unroll")
+
+inline u32 thread_index() { return __builtin_amdgcn_workitem_id_x(); }
+inline u32 block_x() { return __builtin_amdgcn_workgroup_id_x(); }
+inline u32 block_y() { return __builtin_amdgcn_workgroup_id_y(); }
+
+/* ---- Memory ------------------------------------------------------------------------------------------ */
+
+template <class T>
+struct __attribute__((packed)) Unaligned {
+    T value;
+};
+
+// The hardware takes any alignment in global memory; telling the compiler so keeps one wide instruction.
+template <class T>
+T global_load(const void* p) {
+    return ((const __attribute__((address_space(1))) Unaligned<T>*)p)->value;
+}
+
+template <class T>
+void global_store(void* p, T value) {
+    ((__attribute__((address_space(1))) Unaligned<T>*)p)->value = value;
+}
+
+// The kernel's LDS; `Lds::pool` is the only object there, so its offsets are LDS addresses.
+template <int BYTES>
+struct Lds {
+    static __attribute__((shared, aligned(16))) u8 pool[BYTES];
+
+    template <class T>
+    static T load(u32 offset) {
+        return *(const T*)(pool + offset);
+    }
+    template <class T>
+    static void store(u32 offset, T value) {
+        *(T*)(pool + offset) = value;
+    }
+};
+template <int BYTES>
+__attribute__((shared, aligned(16))) u8 Lds<BYTES>::pool[BYTES];
+
+// Orders LDS alone: global loads that run ahead stay in flight.
+inline void barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+}
+
+/* ---- Lane operations --------------------------------------------------------------------------------- */
+
+// v_perm_b32: result byte i is byte selector[i] of {high, low}; selector 12 gives 0x00 and 13 gives 0xff.
+inline u32 permute_bytes(u32 high, u32 low, u32 selector) { return __builtin_amdgcn_perm(high, low, selector); }
+
+inline u16 to_f16(float x) { return bit_cast<u16>((_Float16)x); }
+
+/* ---- Wave operations: D[i][j] += sum over k of P[i][k] * Q[j][k], 16 by 16 --------------------------- */
+
+// gfx90a; four bf16 of p and of q a lane.
+inline f32x4 mfma_16x16x16_bf16(u32x2 p, u32x2 q, f32x4 d) {
+    typedef short s16x4 __attribute__((vector_size(8)));
+    return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(bit_cast<s16x4>(p), bit_cast<s16x4>(q), d, 0, 0, 0);
+}
+
+// gfx942; eight FNUZ bytes a lane.
+template <Kind KIND>
+f32x4 mfma_16x16x32(u32x2 p, u32x2 q, f32x4 d) {
+    if constexpr (KIND == Kind::fp8)
+        return __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(bit_cast<long>(p), bit_cast<long>(q), d, 0, 0, 0);
+    else
+        return __builtin_amdgcn_mfma_f32_16x16x32_bf8_bf8(bit_cast<long>(p), bit_cast<long>(q), d, 0, 0, 0);
+}
+
+// gfx950; thirty-two OCP bytes a lane, and an E8M0 scale of 1 (127) for every block of 32.
+template <Kind KIND>
+f32x4 mfma_16x16x128(u32x8 p, u32x8 q, f32x4 d) {
+    constexpr int FORMAT = KIND == Kind::fp8 ? 0 : 1;
+    constexpr int UNIT = 127;
+    typedef int i32x8 __attribute__((vector_size(32)));
+    return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(bit_cast<i32x8>(p), bit_cast<i32x8>(q), d, FORMAT, FORMAT,
+                                                            0, UNIT, 0, UNIT);
+}
+
+#endif /* GEMMILL_SIMULATE */
+#endif /* GEMMILL_HIP_DEVICE_H */
