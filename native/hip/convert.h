@@ -83,7 +83,7 @@ template <Kind KIND, Arch ARCH>
 u32 fp8_pair_to_bf16(u32 pair) {  // bytes in bits 8..15 and 24..31
     constexpr Fp8Format FORMAT = fp8_format(KIND, ARCH);
     constexpr float REBIAS = power_of_two(127 - FORMAT.bias);
-    const u32 raw = (pair & 0x80008000) | (pair & 0x7f007f00) >> (7 - FORMAT.mantissa);
+    const u32 raw = (pair & 0x80008000) | (pair & 0x7f007f00) >> (FORMAT.mantissa + 1);
     return pack_bf16(bit_cast<float>(raw << 16) * REBIAS, bit_cast<float>(raw & 0xffff0000) * REBIAS);
 }
 

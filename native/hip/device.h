@@ -14,8 +14,11 @@
 
 #include "types.h"
 
-#define GEMMILL_KERNEL(name, threads)                                                                                  \
-    extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads), visibility("protected"))) void name
+// `Impl` holds THREADS and run(const Args&); a kernel takes one struct.
+#define GEMMILL_KERNEL(name, Impl, Args)                                                                            \
+    extern "C" __attribute__((global, amdgpu_flat_work_group_size(Impl::THREADS, Impl::THREADS))) void name(Args args) { \
+        Impl::run(args);                                                                                            \
+    }
 
 #define GEMMILL_UNROLL _Pragma("unroll")
 

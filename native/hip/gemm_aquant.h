@@ -2,7 +2,7 @@
  *
  * `Config` describes one kernel in constants; a template writes it, and then
  *
- *     GEMMILL_KERNEL(name, GemmAquant<Config>::THREADS)(GemmArgs args) { GemmAquant<Config>::run(args); }
+ *     GEMMILL_KERNEL(name, GemmAquant<Config>, GemmArgs)
  *
  * A block computes one tile of C. Its waves share the A and B tiles in LDS; a wave multiplies its part of them a
  * group at a time, and adds the product to its accumulators times the group's scales. */

@@ -28,7 +28,7 @@ struct Fragment {
 template <Arch ARCH, Kind KIND, int WARP_TILE_K>
 f32x4 warp_tile_mfma(const Fragment<ARCH>& p, const Fragment<ARCH>& q, int step, f32x4 d) {
     static_assert(has_warp_tile_k(ARCH, WARP_TILE_K), "the arch has no such matrix instruction");
-    if constexpr (ARCH == Arch::gfx950) {
+    if constexpr (WARP_TILE_K == 128) {
         return mfma_16x16x128<KIND>(bit_cast<u32x8>(p), bit_cast<u32x8>(q), d);
     } else {
         constexpr int HALVES = WARP_TILE_K * operand_bytes(ARCH) / 4 / 8;  // 8 bytes a lane and instruction
