@@ -1,0 +1,73 @@
+"""Backends: who builds for an arch.
+
+A backend is a module of this package, named as the arch table's `backend` column names it. It has no state, and
+offers what `Backend` lists; everything else of the factory (codegen, key, cache, graph) is the same for all.
+A backend that compiles in several steps (device code, then the host shim that embeds it) returns several commands.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from gemmill.arch import find_arch
+from gemmill.errors import UnsupportedError
+
+from kernels.config import KernelConfig
+from kernels.toolchain import Toolchain
+
+
+class Backend(Protocol):
+    """What a backend module offers.
+
+    Attributes
+    ----------
+    TEMPLATE : str
+        The template in templates/ that its kernels instantiate.
+    """
+
+    TEMPLATE: str
+
+    def find_toolchain(self, wanted: str | None, memo: Path | None) -> Toolchain:
+        """Return the compiler, or raise UnsupportedError that says what to install."""
+        ...
+
+    def flags(self, config: KernelConfig, toolchain: Toolchain) -> dict[str, Any]:
+        """Return every flag that can change the artefact, by step; it enters the key, so no path may stand in it."""
+        ...
+
+    def commands(
+        self, config: KernelConfig, source: Path, native: Path, library: Path, toolchain: Toolchain
+    ) -> list[list[str]]:
+        """Return the argv of each step that makes `library` from `source`.
+
+        They run in the directory of `library`, which is empty but for `source`. The same source must give the same
+        bytes wherever the directories lie.
+        """
+        ...
+
+    def resources(self, config: KernelConfig, output: str) -> dict[str, Any]:
+        """Return what the commands' output says about registers, spills and the like; {} where it says nothing."""
+        ...
+
+
+def find_backend(arch: str) -> Backend:
+    """Return the backend that builds for `arch`.
+
+    Raises
+    ------
+    UnsupportedError
+        If it does not exist yet; the text names it.
+    """
+    name = find_arch(arch).backend
+    module = f"{__name__}.{name}"
+    try:
+        return cast(Backend, importlib.import_module(module))
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise UnsupportedError(
+            f"cannot build for {arch}: the {name} backend is not built yet (kernels/backends/{name}.py); "
+            f"its kernels have configs and names only"
+        ) from None

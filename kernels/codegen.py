@@ -1,0 +1,222 @@
+"""Render a kernel's source.
+
+A generated file is its own memo. Its first line is a stamp:
+
+    // gemmill {"includes": [...], "inputs": sha256, "tokens": sha256, "seal": sha256}
+
+`inputs` says what it was rendered from (the templates, the config with its table rows, this module's text), `tokens` and
+`includes` are the scan of the source (`kernels.headers.scan`), and `seal` is a digest of all that and of the rest of the
+file. So an edited or truncated file is noticed, a run with nothing to render imports no Jinja2 (50 ms), and the key
+needs no second look at the text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemmill.cache import canonical_json, sha256_text
+from gemmill.errors import GemmillError
+
+from kernels.backends import find_backend
+from kernels.config import KernelConfig
+from kernels.describe import embedded_manifest, read_abi_version
+from kernels.files import write_atomically
+from kernels.headers import Scan, scan
+from kernels.paths import CHECKOUT, Paths
+
+_STAMP = "// gemmill "
+_REFERENCE = re.compile(r"""\{%[-+]?\s*(?:include|extends|import|from)\s+["']([^"']+)["']""")
+
+
+class CodegenError(GemmillError):
+    """A template is missing, or can't be rendered; the text names template and line."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A generated source that was found whole.
+
+    Attributes
+    ----------
+    content : bytes
+        The file, stamp included.
+    inputs : str
+        Digest of what it was rendered from.
+    scan : Scan
+        Of its text.
+    """
+
+    content: bytes
+    inputs: str
+    scan: Scan
+
+
+class Codegen:
+    """Generates sources of one checkout; templates are read once, when first needed.
+
+    Parameters
+    ----------
+    paths : Paths
+    """
+
+    def __init__(self, paths: Paths = CHECKOUT) -> None:
+        self.paths = paths
+        self._closures: dict[str, tuple[dict[str, str], str]] = {}
+        self._inputs: dict[KernelConfig, str] = {}
+
+    def path(self, config: KernelConfig) -> Path:
+        """Return where a kernel's source is generated: ``build/generated/<arch>/<name>.cpp``."""
+        return self.paths.generated / config.arch / f"{config.name}.cpp"
+
+    def is_current(self, config: KernelConfig) -> bool:
+        """Tell whether the generated file is whole and rendered from what is there now."""
+        return self.source(config) is not None
+
+    def source(self, config: KernelConfig) -> Source | None:
+        """Return the generated source where it is current, else None."""
+        found = read_source(self.path(config))
+        return found if found is not None and found.inputs == self._digest(config) else None
+
+    def generate(self, config: KernelConfig) -> Path:
+        """Render the source unless it is current, write it atomically, and return its path.
+
+        Raises
+        ------
+        UnsupportedError
+            If the arch's backend does not exist yet.
+        CodegenError
+            If its template is missing or can't be rendered.
+        """
+        path = self.path(config)
+        if not self.is_current(config):
+            body = self._render(config)
+            scanned = scan(body, path.name)
+            stamp = {"includes": list(scanned.includes), "inputs": self._digest(config), "tokens": scanned.digest}
+            line = canonical_json({**stamp, "seal": _seal(stamp, body)})
+            try:
+                write_atomically(path, f"{_STAMP}{line}\n{body}".encode())
+            except OSError as error:
+                raise CodegenError(f"failed to write {path}: {error.strerror}") from None
+        return path
+
+    def _digest(self, config: KernelConfig) -> str:
+        known = self._inputs.get(config)
+        if known is None:
+            _, templates = self._templates(find_backend(config.arch).TEMPLATE)
+            known = self._inputs[config] = sha256_text(f"{templates}{_module_digest()}{_rows(config, self._abi)}")
+        return known
+
+    def _templates(self, name: str) -> tuple[dict[str, str], str]:
+        """Return the texts of a template and of those that it names, and one digest of them all."""
+        known = self._closures.get(name)
+        if known is None:
+            texts: dict[str, str] = {}
+            pending = [(name, "")]
+            while pending:
+                one, by = pending.pop()
+                if one not in texts:
+                    texts[one] = self._read(one, by)
+                    pending += [(inner, f", which {one} names") for inner in _REFERENCE.findall(texts[one])]
+            known = self._closures[name] = (texts, sha256_text(canonical_json(texts)))
+        return known
+
+    def _read(self, name: str, by: str) -> str:
+        try:
+            return (self.paths.templates / name).read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CodegenError(f"failed to read template {self.paths.templates / name}{by}: {reason}") from None
+
+    @functools.cached_property
+    def _abi(self) -> int:
+        return read_abi_version(self.paths.native)
+
+    def _render(self, config: KernelConfig) -> str:
+        import jinja2
+
+        name = find_backend(config.arch).TEMPLATE
+        environment = jinja2.Environment(
+            # The very texts that were digested, whatever happens to the files meanwhile.
+            loader=jinja2.DictLoader(self._templates(name)[0]),
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+        )
+        environment.filters["c_string"] = c_string
+        try:
+            return environment.get_template(name).render(
+                config=config,
+                arch=config.arch_row,
+                variant=config.variant_row,
+                layout=config.layout_row,
+                family=config.family_row,
+                name=config.name,
+                manifest=embedded_manifest(config, self._abi),
+            )
+        except jinja2.TemplateSyntaxError as error:
+            raise CodegenError(
+                f"{self.paths.templates / (error.name or name)}:{error.lineno}: {error.message}"
+            ) from None
+        except jinja2.TemplateError as error:
+            raise CodegenError(f"{_place(error, self.paths.templates / name)}: {error.message}") from None
+
+
+def read_source(path: Path) -> Source | None:
+    """Return a generated file's content and stamp, None where it is missing or not whole."""
+    try:
+        content = path.read_bytes()
+        line, _, body = content.decode().partition("\n")
+        stamp: dict[str, Any] = json.loads(line.removeprefix(_STAMP))
+        seal = stamp.pop("seal")
+        if seal != _seal(stamp, body):
+            return None
+        return Source(content, stamp["inputs"], Scan(stamp["tokens"], tuple(stamp["includes"])))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def c_string(text: str) -> str:
+    """Return `text` as a C string literal, quotes included."""
+    plain = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "?": "\\?"}  # no trigraphs
+    escaped = "".join(
+        plain.get(chr(byte)) or (chr(byte) if 0x20 <= byte < 0x7F else f"\\{byte:03o}") for byte in text.encode()
+    )
+    return f'"{escaped}"'
+
+
+def _seal(stamp: Mapping[str, Any], body: str) -> str:
+    return sha256_text(canonical_json(stamp) + body)
+
+
+def _rows(config: KernelConfig, abi: int) -> str:
+    tables = (config.arch_row, config.variant_row, config.layout_row, config.family_row)
+    return f"{[dataclasses.astuple(config), abi]}{[_row(row) for row in tables]}"
+
+
+@functools.cache
+def _row(row: Any) -> str:
+    return canonical_json(dataclasses.asdict(row))
+
+
+@functools.cache
+def _module_digest() -> str:
+    texts = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("codegen.py", "describe.py")]
+    return sha256_text(canonical_json(texts))
+
+
+def _place(error: BaseException, default: Path) -> str:
+    """Return template:line of the deepest template frame of a traceback."""
+    place, trace = str(default), error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            place = f"{default}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place

@@ -1,0 +1,167 @@
+"""The commands of ``./mill``, and how a run is stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gemmill.errors import GemmillError
+
+from kernels.arguments import Options, UsageError, help_text, parse
+from kernels.paths import CHECKOUT, Paths
+
+OK, FAILED, USAGE = 0, 1, 2
+
+_GRACE = 1.0  # seconds that threads have to remove their temporary files after a signal
+
+
+class Interrupted(BaseException):
+    """A signal asked us to stop; `number` says which."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def main(args: Sequence[str]) -> int:
+    """Run one command line and return the exit status."""
+    _catch_signals()
+    try:
+        # `mill` goes to the checkout; paths on the command line are meant from where the caller stood.
+        options = parse(args, Path(os.environ.get("MILL_CWD") or Path.cwd()))
+        return _COMMANDS[options.command](options)
+    except UsageError as error:
+        print(f"mill: {error}\nmill: ./mill help lists commands and arguments", file=sys.stderr)
+        return USAGE
+    except GemmillError as error:
+        print(f"mill: {error}", file=sys.stderr)
+        return FAILED
+    except Interrupted as stop:
+        return 128 + stop.number
+    except BrokenPipeError:
+        # The reader of our output has gone; nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def build(options: Options) -> int:
+    """Run the tasks selected."""
+    from doit.cmd_base import NamespaceTaskLoader  # type: ignore[import-untyped]
+    from doit.doit_cmd import DoitMain, set_var  # type: ignore[import-untyped]
+
+    from kernels.graph import Graph
+
+    graph = Graph(options)
+    graph.check_backends()
+
+    class Loader(NamespaceTaskLoader):  # type: ignore[misc]
+        """Loads dodo.py with our graph."""
+
+        def setup(self, opt_values: dict[str, Any]) -> None:
+            set_var("graph", graph)
+            import dodo
+
+            self.namespace = vars(dodo)
+
+    # No configuration files: what they could say, dodo.py says. doit's sqlite3 is replaced by a tolerant one.
+    doit = DoitMain(Loader(), config_filenames=(), extra_config={"BACKEND": {"sqlite3": "kernels.database:Database"}})
+    try:
+        status: int = doit.run(["run"])
+    except (Interrupted, BrokenPipeError):
+        _stop_children()
+        graph.wait(_GRACE)
+        raise
+    return OK if status == 0 else FAILED
+
+
+def list_kernels(options: Options) -> int:
+    """Print every selected kernel and where it stands."""
+    from kernels.graph import Graph
+    from kernels.status import describe
+
+    graph = Graph(options)
+    print(f"{'state':<10} {'key':<12} kernel")
+    for config in graph.find(options.words):
+        state, key = describe(graph.build, config)
+        print(f"{state:<10} {key[:12]:<12} {config.id}")
+    return OK
+
+
+def explain(options: Options) -> int:
+    """Print what a kernel's key is made of and why it would be rebuilt; of two, what differs."""
+    from gemmill.explain import explain_difference, explain_key
+
+    from kernels.graph import Graph
+    from kernels.status import find_manifest, published_manifest
+
+    if not 1 <= len(options.words) <= 2:
+        raise UsageError("explain takes a kernel's name or key, or two of them to compare")
+    graph = Graph(options)
+    found = [find_manifest(graph, word) for word in options.words]
+    if len(found) == 2:
+        print(explain_difference(*found))
+        return OK
+    print(explain_key(found[0]))
+    published = published_manifest(graph, found[0])
+    if published and published["key"] != found[0]["key"]:
+        print("\nThe index names another key; compiling would replace it. What differs:\n")
+        print(explain_difference(published, found[0]))
+    return OK
+
+
+def help_(options: Options) -> int:
+    """Print the arguments."""
+    print(help_text())
+    return OK
+
+
+def clean(options: Options) -> int:
+    """Remove what codegen and the memos left; the cache stays."""
+    for path in (CHECKOUT.generated, *CHECKOUT.build.glob("doit.sqlite3*"), *CHECKOUT.build.glob("memo*")):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    return OK
+
+
+def _paths(options: Options) -> Paths:
+    return Paths.of(CHECKOUT.root, options.cache)
+
+
+def _catch_signals() -> None:
+    caught: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        if caught:  # asked twice: no more waiting
+            os._exit(128 + number)
+        caught.append(number)
+        _stop_children()
+        raise Interrupted(number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, stop)
+
+
+def _stop_children() -> None:
+    # Not imported where no task has run.
+    process = sys.modules.get("kernels.process")
+    if process is not None:
+        process.stop()
+
+
+_COMMANDS: dict[str, Callable[[Options], int]] = {
+    "build": build,
+    "list": list_kernels,
+    "explain": explain,
+    "clean": clean,
+    "help": help_,
+}

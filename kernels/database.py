@@ -1,0 +1,63 @@
+"""doit's sqlite3 backend, where losing it costs nothing: the cache decides what is up to date.
+
+So no trouble with the file may stop a build: a corrupt one is deleted, and what a busy or read-only one does not take
+is dropped. Nor may it hold up another run: stock doit keeps a write lock from a task's failure to the run's end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+from doit.dependency import DatabaseException, SqliteDB  # type: ignore[import-untyped]
+
+
+class Database(SqliteDB):  # type: ignore[misc]
+    """A SqliteDB that never fails."""
+
+    desc = "sqlite3, tolerant of trouble"
+
+    def __init__(self, name: str, codec: Any, *, module_name: str | None = None) -> None:
+        try:
+            super().__init__(name, codec)
+            self._conn.execute("select count(*) from doit").fetchone()
+        except (DatabaseException, sqlite3.Error) as error:
+            if _is_corrupt(name):
+                print(f"mill: {name} was corrupt and is deleted; nothing is rebuilt for that", file=sys.stderr)
+                with contextlib.suppress(OSError):
+                    Path(name).unlink()
+                super().__init__(name, codec)
+            else:
+                print(f"mill: {name} is not used: {error}", file=sys.stderr)
+                super().__init__(":memory:", codec)
+
+    def _get_task_data(self, task_id: str) -> dict[str, Any]:
+        with contextlib.suppress(sqlite3.Error, ValueError):
+            data = super()._get_task_data(task_id)
+            if isinstance(data, dict):
+                return data
+        return {}
+
+    def remove(self, task_id: str) -> None:
+        """Forget a task when the run ends, not before: an open transaction locks other runs out."""
+        self._cache[task_id] = {}
+        self._dirty.add(task_id)
+
+    def dump(self) -> None:
+        """Save and close; what can't be saved is dropped."""
+        with contextlib.suppress(sqlite3.Error):
+            super().dump()
+
+
+def _is_corrupt(name: str) -> bool:
+    try:
+        with contextlib.closing(sqlite3.connect(f"{Path(name).as_uri()}?mode=ro", uri=True)) as connection:
+            connection.execute("select task_id, task_data from doit limit 1").fetchone()
+    except sqlite3.OperationalError:  # busy, unreadable or without the table: not known to be corrupt
+        return False
+    except sqlite3.DatabaseError:
+        return True
+    return False

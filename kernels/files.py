@@ -1,0 +1,45 @@
+"""Write files so that a reader, or a crash, finds the old content or the new one, never a part."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: bytes, mode: int = 0o644, durable: bool = False) -> None:
+    """Replace a file's content, making its directory if needed.
+
+    Parameters
+    ----------
+    path : Path
+    content : bytes
+    mode : int
+        Permissions of the file, whatever the umask.
+    durable : bool
+        Wait until it is on disk; for what can't be made again at no cost.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:40]}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(handle, mode)
+            if durable:
+                os.fsync(handle)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink()
+        raise
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until a directory's entries are on disk, where the file system can say so."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)

@@ -1,0 +1,64 @@
+/* Codes to float32 with AVX-512 F and BW, by way of half precision as decode_avx2.h explains. */
+#pragma once
+
+#include "cpu/intrinsics.h"
+
+#include "cpu/fp8.h"
+#include "cpu/int4.h"
+
+namespace gemmill {
+
+using Element = float;
+constexpr int kDecodeStep = 32;
+
+template <typename Format>
+struct HalfFromCode;
+
+template <>
+struct HalfFromCode<E5M2> {
+    static constexpr float kScale = 1.0f;
+    static GEMMILL_INLINE __m512i run(__m512i codes) { return _mm512_slli_epi16(codes, 8); }
+};
+
+template <>
+struct HalfFromCode<E4M3fn> {
+    static constexpr float kScale = 256.0f;
+    static GEMMILL_INLINE __m512i run(__m512i codes) {
+        const __m512i high = _mm512_slli_epi16(codes, 8);
+        const __m512i magnitude = _mm512_set1_epi16(0x7f00);
+        const __mmask32 is_nan = _mm512_cmpeq_epi16_mask(_mm512_and_si512(high, magnitude), magnitude);
+        const __m512i half = _mm512_and_si512(_mm512_srai_epi16(high, 1), _mm512_set1_epi16(-0x4001));
+        return _mm512_mask_mov_epi16(half, is_nan, _mm512_set1_epi16(0x7e00));
+    }
+};
+
+template <typename Format>
+struct Decoder {
+    static void run(float* __restrict out, const uint8_t* __restrict codes, int count) {
+        using Half = HalfFromCode<Format>;
+        for (int i = 0; i < count; i += 32) {
+            const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
+            const __m512i half = Half::run(_mm512_cvtepu8_epi16(bytes));
+            __m512 low = _mm512_cvtph_ps(_mm512_castsi512_si256(half));
+            __m512 high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1));
+            if (Half::kScale != 1.0f) {
+                low = _mm512_mul_ps(low, _mm512_set1_ps(Half::kScale));
+                high = _mm512_mul_ps(high, _mm512_set1_ps(Half::kScale));
+            }
+            _mm512_storeu_ps(out + i, low);
+            _mm512_storeu_ps(out + i + 16, high);
+        }
+    }
+};
+
+template <>
+struct Decoder<Int4> {
+    static void run(float* __restrict out, const uint8_t* __restrict codes, int count) {
+        for (int i = 0; i < count; i += 16) {
+            const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i)));
+            _mm512_storeu_ps(out + i, _mm512_cvtepi32_ps(_mm512_sub_epi32(wide, _mm512_set1_epi32(8))));
+        }
+    }
+};
+
+}  // namespace gemmill

@@ -1,0 +1,196 @@
+/* The C ABI of native/abi.h for the struct Kernel that the including source defines. */
+#pragma once
+
+#include <time.h>
+
+#include "abi.h"
+#include "cpu/arguments.h"
+#include "cpu/cpu_features.h"
+#include "cpu/preshuffle.h"
+#include "cpu/schedule.h"
+
+namespace gemmill {
+
+Pool g_pool(Workspace<Kernel>::kBytes);
+bool g_fork_handlers = false;
+
+void before_fork() { g_pool.before_fork(); }
+void after_fork_parent() { g_pool.after_fork_parent(); }
+void after_fork_child() { g_pool.after_fork_child(); }
+
+/* The threads' code goes away with the library, so they end before it. */
+__attribute__((destructor)) void close_at_unload() { g_pool.close(); }
+
+GEMMILL_BASELINE int check_cpu() {
+    const char* missing = missing_cpu_feature();
+    if (missing == nullptr) return GEMMILL_OK;
+    return (Message() << Kernel::kName << " for " << Kernel::kArch << " needs a CPU feature that this machine lacks: "
+                      << missing)
+        .unsupported();
+}
+
+/* Make the library ready and count this call as running; g_pool.leave() must follow success. */
+__attribute__((noinline)) int enter() {
+    if (!__atomic_exchange_n(&g_fork_handlers, true, __ATOMIC_ACQ_REL)) {
+        if (pthread_atfork(before_fork, after_fork_parent, after_fork_child) != 0) {
+            __atomic_store_n(&g_fork_handlers, false, __ATOMIC_RELEASE);
+            return (Message() << "out of memory: pthread_atfork").device_error();
+        }
+    }
+    return g_pool.enter();
+}
+
+/* The product, for checked arguments. */
+void compute(const Problem& p) {
+    if (p.m == 0 || p.n == 0) return;
+    multiply<Kernel>(g_pool, p);
+}
+
+Problem make_problem(const void* a, const void* aq, const void* b, void* c, int64_t m, int64_t n, int64_t k,
+                     int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc) {
+    return Problem{static_cast<const uint8_t*>(a), static_cast<const uint8_t*>(b), aq, static_cast<char*>(c), m, n, k,
+                   lda, ldb, ldaq, ldc};
+}
+
+double now_ms() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_nsec) * 1e-6;
+}
+
+/* Mean time of a call: at least 3 repeats, then until 20 ms have passed. The caller has warmed up. */
+float time_compute(const Problem& p) {
+    const double start = now_ms();
+    double elapsed = 0;
+    int repeats = 0;
+    while (repeats < 3 || (elapsed < 20 && repeats < 1000)) {
+        compute(p);
+        ++repeats;
+        elapsed = now_ms() - start;
+    }
+    return static_cast<float>(elapsed / repeats);
+}
+
+__attribute__((noinline)) int run_packed(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N,
+                                         int64_t K, int64_t stride_A, int64_t stride_AQ, int64_t stride_B,
+                                         int64_t stride_C, int64_t QK_A, int k_batch, float* time_ms) {
+    int code = check_sizes(M, N, K);
+    if (code) return code;
+    const Shapes shapes = stored_shapes<Kernel>(M, N, K);
+    code = expect_equal("stride_A", stride_A, shapes.a.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("stride_AQ", stride_AQ, shapes.aq.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("stride_B", stride_B, shapes.b.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("stride_C", stride_C, shapes.c.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("QK_A", QK_A, ceil_div(K, kGroupK), "which is ceil(K / 128)");
+    if (code) return code;
+    if (k_batch != 1) {
+        return (Message() << "k_batch = " << k_batch << ": expected 1, this kernel does not split k").unsupported();
+    }
+    code = check_pointers(A, AQ, B, C, M, N, K);
+    if (code) return code;
+
+    code = enter();
+    if (code) return code;
+    void* shuffled = nullptr;
+    int64_t ldaq = stride_AQ;
+    if (Kernel::kPreshuffled && M > 0 && K > 0) {
+        constexpr int64_t b = Kernel::kTileK / kGroupK;
+        const int64_t tiles = ceil_div(QK_A, b);
+        shuffled = malloc(static_cast<size_t>(tiles * M * b) * Kernel::kScaleBytes);
+        if (shuffled == nullptr) {
+            g_pool.leave();
+            return (Message() << "out of memory: preshuffled AQ of " << tiles * M * b << " values").device_error();
+        }
+        preshuffle(static_cast<char*>(shuffled), static_cast<const char*>(AQ), M, QK_A, b, Kernel::kScaleBytes);
+        AQ = shuffled;
+        ldaq = M * b;
+    }
+    const Problem p = make_problem(A, AQ, B, C, M, N, K, stride_A, ldaq, stride_B, stride_C);
+    compute(p);
+    if (time_ms) *time_ms = time_compute(p);
+    free(shuffled);
+    g_pool.leave();
+    return GEMMILL_OK;
+}
+
+__attribute__((noinline)) int run_strided(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N,
+                                          int64_t K, int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc,
+                                          void* stream) {
+    int code = check_sizes(M, N, K);
+    if (code) return code;
+    const Shapes shapes = stored_shapes<Kernel>(M, N, K);
+    constexpr int64_t b = Kernel::kTileK / kGroupK;
+    const Shape aq =
+        Kernel::kPreshuffled ? Shape{ceil_div(ceil_div(K, kGroupK), b), M * b} : shapes.aq;
+    code = expect_at_least("lda", lda, shapes.a.length);
+    if (!code) code = expect_at_least("ldaq", ldaq, aq.length);
+    if (!code) code = expect_at_least("ldb", ldb, shapes.b.length);
+    if (!code) code = expect_at_least("ldc", ldc, shapes.c.length);
+    if (!code) code = expect_addressable("A", shapes.a.lines, lda, shapes.a.length);
+    if (!code) code = expect_addressable("AQ", aq.lines, ldaq, aq.length);
+    if (!code) code = expect_addressable("B", shapes.b.lines, ldb, shapes.b.length);
+    if (!code) code = expect_addressable("C", shapes.c.lines, ldc, shapes.c.length);
+    if (code) return code;
+    if (stream) return (Message() << "stream: expected NULL, the cpu backend has no streams").unsupported();
+    code = check_pointers(A, AQ, B, C, M, N, K);
+    if (code) return code;
+    code = enter();
+    if (code) return code;
+    compute(make_problem(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc));
+    g_pool.leave();
+    return GEMMILL_OK;
+}
+
+__attribute__((noinline)) int initialize() {
+    const int code = enter();
+    if (code == GEMMILL_OK) g_pool.leave();
+    return code;
+}
+
+}  // namespace gemmill
+
+/* The exported functions look at the CPU before anything compiled for the kernel's arch runs. */
+extern "C" {
+
+GEMMILL_BASELINE GEMMILL_EXPORT int dispatcher_initialize(void) {
+    const int code = gemmill::check_cpu();
+    return code ? code : gemmill::initialize();
+}
+
+GEMMILL_BASELINE GEMMILL_EXPORT int dispatcher_run_aquant_gemm(const void* A, const void* AQ, const void* B, void* C,
+                                                               int64_t M, int64_t N, int64_t K, int64_t stride_A,
+                                                               int64_t stride_AQ, int64_t stride_B, int64_t stride_C,
+                                                               int64_t QK_A, int k_batch, float* time_ms) {
+    const int code = gemmill::check_cpu();
+    if (code) return code;
+    return gemmill::run_packed(A, AQ, B, C, M, N, K, stride_A, stride_AQ, stride_B, stride_C, QK_A, k_batch, time_ms);
+}
+
+GEMMILL_BASELINE GEMMILL_EXPORT const char* dispatcher_get_kernel_name(void) { return gemmill::Kernel::kName; }
+
+GEMMILL_BASELINE GEMMILL_EXPORT int dispatcher_get_kernel_count(void) { return 1; }
+
+GEMMILL_BASELINE GEMMILL_EXPORT void dispatcher_cleanup(void) { gemmill::g_pool.close(); }
+
+GEMMILL_BASELINE GEMMILL_EXPORT int gemmill_abi_version(void) { return GEMMILL_ABI_VERSION; }
+
+GEMMILL_BASELINE GEMMILL_EXPORT const char* gemmill_manifest(void) { return gemmill::Kernel::kManifest; }
+
+GEMMILL_BASELINE GEMMILL_EXPORT const char* gemmill_last_error(void) { return gemmill::t_error.text; }
+
+GEMMILL_BASELINE GEMMILL_EXPORT int64_t gemmill_workspace_bytes(int64_t M, int64_t N, int64_t K) {
+    const int code = gemmill::check_cpu();
+    return code ? code : gemmill::check_sizes(M, N, K);
+}
+
+GEMMILL_BASELINE GEMMILL_EXPORT int gemmill_gemm_aquant(const void* A, const void* AQ, const void* B, void* C,
+                                                        int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldaq,
+                                                        int64_t ldb, int64_t ldc, void* workspace,
+                                                        int64_t workspace_bytes, void* stream) {
+    (void)workspace, (void)workspace_bytes; /* gemmill_workspace_bytes() is 0 */
+    const int code = gemmill::check_cpu();
+    if (code) return code;
+    return gemmill::run_strided(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc, stream);
+}
+
+}  // extern "C"
