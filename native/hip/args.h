@@ -1,6 +1,7 @@
 /* What a launch passes to a kernel; one struct for the device, the host shim and the simulator. */
-#ifndef GEMMILL_HIP_ARGS_H
-#define GEMMILL_HIP_ARGS_H
+#pragma once
+
+namespace gemmill::hip {
 
 struct GemmArgs {
     const void* a;
@@ -8,10 +9,12 @@ struct GemmArgs {
     const void* b;
     void* c;
     long long m, n, k;
-    long long lda, ldaq, ldb, ldc; /* elements; ldaq of a preshuffled AQ: distance between two tiles */
+    long long lda, ldaq, ldb, ldc;  // elements; ldaq of a preshuffled AQ: distance between two tiles
 };
 
-/* Block x is a tile of rows. Block y is a tile of columns, and strides over the rest of them. */
-enum { GEMMILL_MAX_GRID_X = 1 << 23, GEMMILL_MAX_GRID_Y = 65535 };
+/* Block x is a tile of rows; block y is a tile of columns, and strides over the rest of them. The limits keep the
+ * threads of a dimension below 2^32, and y where every driver takes it. */
+constexpr int kMaxGridX = 1 << 23;
+constexpr int kMaxGridY = 65535;
 
-#endif /* GEMMILL_HIP_ARGS_H */
+}  // namespace gemmill::hip

@@ -1,22 +1,19 @@
 /* The page of definitions that stands in for the HIP headers: what a kernel needs of its device, and no more.
  *
- * sim/device.h gives the same functions on the host. Kernels reach memory and wave-wide operations through them
- * alone, which is what lets the simulator check every access. */
-#ifndef GEMMILL_HIP_DEVICE_H
-#define GEMMILL_HIP_DEVICE_H
+ * sim/override/hip/device.h gives the same functions on the host, and takes this file's place by include order.
+ * Kernels reach memory and wave-wide operations through them alone, so the simulator can check every access. */
+#pragma once
 
-#ifdef GEMMILL_SIMULATE
-#include "sim/device.h"
-#else
-
-// Every function below and in the headers that follow is device code; this saves annotating each.
+// Every function from here on, and in the headers that follow, is device code; this saves annotating each.
 #pragma clang force_cuda_host_device begin
 
-#include "types.h"
+#include "hip/types.h"
 
-// `Impl` holds THREADS and run(const Args&); a kernel takes one struct.
+namespace gemmill::hip {
+
+// `Impl` holds kThreads and run(const Args&); a kernel takes one struct.
 #define GEMMILL_KERNEL(name, Impl, Args)                                                                            \
-    extern "C" __attribute__((global, amdgpu_flat_work_group_size(Impl::THREADS, Impl::THREADS))) void name(Args args) { \
+    extern "C" __attribute__((global, amdgpu_flat_work_group_size(Impl::kThreads, Impl::kThreads))) void name(Args args) { \
         Impl::run(args);                                                                                            \
     }
 
@@ -45,9 +42,9 @@ void global_store(void* p, T value) {
 }
 
 // The kernel's LDS; `Lds::pool` is the only object there, so its offsets are LDS addresses.
-template <int BYTES>
+template <int kBytes>
 struct Lds {
-    static __attribute__((shared, aligned(16))) u8 pool[BYTES];
+    static __attribute__((shared, aligned(16))) u8 pool[kBytes];
 
     template <class T>
     static T load(u32 offset) {
@@ -58,8 +55,8 @@ struct Lds {
         *(T*)(pool + offset) = value;
     }
 };
-template <int BYTES>
-__attribute__((shared, aligned(16))) u8 Lds<BYTES>::pool[BYTES];
+template <int kBytes>
+__attribute__((shared, aligned(16))) u8 Lds<kBytes>::pool[kBytes];
 
 // Orders LDS alone: global loads that run ahead stay in flight.
 inline void barrier() {
@@ -84,23 +81,22 @@ inline f32x4 mfma_16x16x16_bf16(u32x2 p, u32x2 q, f32x4 d) {
 }
 
 // gfx942; eight FNUZ bytes a lane.
-template <Kind KIND>
+template <Kind kKind>
 f32x4 mfma_16x16x32(u32x2 p, u32x2 q, f32x4 d) {
-    if constexpr (KIND == Kind::fp8)
+    if constexpr (kKind == Kind::fp8)
         return __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(bit_cast<long>(p), bit_cast<long>(q), d, 0, 0, 0);
     else
         return __builtin_amdgcn_mfma_f32_16x16x32_bf8_bf8(bit_cast<long>(p), bit_cast<long>(q), d, 0, 0, 0);
 }
 
 // gfx950; thirty-two OCP bytes a lane, and an E8M0 scale of 1 (127) for every block of 32.
-template <Kind KIND>
+template <Kind kKind>
 f32x4 mfma_16x16x128(u32x8 p, u32x8 q, f32x4 d) {
-    constexpr int FORMAT = KIND == Kind::fp8 ? 0 : 1;
-    constexpr int UNIT = 127;
+    constexpr int kFormat = kKind == Kind::fp8 ? 0 : 1;
+    constexpr int kUnit = 127;
     typedef int i32x8 __attribute__((vector_size(32)));
-    return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(bit_cast<i32x8>(p), bit_cast<i32x8>(q), d, FORMAT, FORMAT,
-                                                            0, UNIT, 0, UNIT);
+    return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(bit_cast<i32x8>(p), bit_cast<i32x8>(q), d, kFormat, kFormat,
+                                                            0, kUnit, 0, kUnit);
 }
 
-#endif /* GEMMILL_SIMULATE */
-#endif /* GEMMILL_HIP_DEVICE_H */
+}  // namespace gemmill::hip

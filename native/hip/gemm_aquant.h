@@ -6,53 +6,54 @@
  *
  * A block computes one tile of C. Its waves share the A and B tiles in LDS; a wave multiplies its part of them a
  * group at a time, and adds the product to its accumulators times the group's scales. */
-#ifndef GEMMILL_HIP_GEMM_AQUANT_H
-#define GEMMILL_HIP_GEMM_AQUANT_H
+#pragma once
 
-#include "args.h"
-#include "device.h"
-#include "mfma.h"
-#include "stage.h"
-#include "tile.h"
+#include "hip/args.h"
+#include "hip/device.h"
+#include "hip/mfma.h"
+#include "hip/stage.h"
+#include "hip/tile.h"
+
+namespace gemmill::hip {
 
 template <class Config>
 struct Shape : Config {
-    static constexpr int THREADS = WAVE * Config::WARPS_M * Config::WARPS_N;
+    static constexpr int kThreads = kWave * Config::kWarpsM * Config::kWarpsN;
 };
 
 template <class Config>
 struct GemmAquant : Shape<Config> {
     using S = Shape<Config>;
-    using S::ARCH, S::THREADS, S::TILE_M, S::TILE_N, S::TILE_K, S::WARPS_M, S::WARPS_N, S::B_KIND;
+    using S::kArch, S::kThreads, S::kTileM, S::kTileN, S::kTileK, S::kWarpsM, S::kWarpsN, S::kKindB;
 
-    static constexpr int GROUPS = TILE_K / GROUP_K;
-    static constexpr int REPEAT_M = TILE_M / WARPS_M / 16;  // warp tiles of one wave
-    static constexpr int REPEAT_N = TILE_N / WARPS_N / 16;
-    static_assert(TILE_M == REPEAT_M * WARPS_M * 16 && TILE_N == REPEAT_N * WARPS_N * 16, "waves tile the block");
-    static_assert(TILE_K == GROUPS * GROUP_K, "a tile is whole groups");
+    static constexpr int kGroups = kTileK / kGroupK;
+    static constexpr int kRepeatM = kTileM / kWarpsM / 16;  // warp tiles of one wave
+    static constexpr int kRepeatN = kTileN / kWarpsN / 16;
+    static_assert(kTileM == kRepeatM * kWarpsM * 16 && kTileN == kRepeatN * kWarpsN * 16, "waves tile the block");
+    static_assert(kTileK == kGroups * kGroupK, "a tile is whole groups");
 
-    using AStage = OperandStage<S, S::A_KIND, TILE_M, !S::A_COL>;
-    using BStage = OperandStage<S, S::B_KIND, TILE_N, S::B_COL>;
+    using AStage = OperandStage<S, S::kKindA, kTileM, !S::kColumnA>;
+    using BStage = OperandStage<S, S::kKindB, kTileN, S::kColumnB>;
     using AQStage = ScaleStage<S>;
     using ATile = typename AStage::OperandTile;
     using BTile = typename BStage::OperandTile;
 
     /* LDS: one or two buffers of (A, B, AQ). The result passes through the same memory. */
-    static constexpr int B_OFFSET = ATile::BYTES;
-    static constexpr int AQ_OFFSET = B_OFFSET + BTile::BYTES;
-    static constexpr int BUFFER_BYTES = AQ_OFFSET + AQStage::BYTES;
-    static constexpr int LDS_LIMIT = ARCH == Arch::gfx950 ? 160 * 1024 : 64 * 1024;
+    static constexpr int kOffsetB = ATile::kBytes;
+    static constexpr int kOffsetScale = kOffsetB + BTile::kBytes;
+    static constexpr int kBufferBytes = kOffsetScale + AQStage::kBytes;
+    static constexpr int kLdsLimit = kArch == Arch::gfx950 ? 160 * 1024 : 64 * 1024;
     // gfx90a's bf16 tiles are twice as large: where two don't fit, compv3 runs as mem does.
-    static constexpr int BUFFERS = S::PIPELINE == Pipeline::compv3 && 2 * BUFFER_BYTES <= LDS_LIMIT ? 2 : 1;
+    static constexpr int kBuffers = S::kPipeline == Pipeline::compv3 && 2 * kBufferBytes <= kLdsLimit ? 2 : 1;
 
-    static constexpr int C_BYTES = bits_of(S::C_KIND) / 8;
-    static constexpr int SLAB_ROWS = 16 * WARPS_M;                 // the epilogue takes one warp tile a wave at a time
-    static constexpr int SLAB_STRIDE = TILE_N * C_BYTES + CHUNK;  // bytes; the pad shifts rows by four banks
-    static constexpr int SLAB_BYTES = SLAB_ROWS * SLAB_STRIDE;
+    static constexpr int kBytesC = bits_of(S::kKindC) / 8;
+    static constexpr int kSlabRows = 16 * kWarpsM;                 // the epilogue takes one warp tile a wave at a time
+    static constexpr int kSlabStride = kTileN * kBytesC + kChunk;  // bytes; the pad shifts rows by four banks
+    static constexpr int kSlabBytes = kSlabRows * kSlabStride;
 
-    static constexpr int LDS_BYTES = BUFFERS * BUFFER_BYTES > SLAB_BYTES ? BUFFERS * BUFFER_BYTES : SLAB_BYTES;
-    static_assert(LDS_BYTES <= LDS_LIMIT, "the tile does not fit in LDS");
-    using Memory = Lds<LDS_BYTES>;
+    static constexpr int kLdsBytes = kBuffers * kBufferBytes > kSlabBytes ? kBuffers * kBufferBytes : kSlabBytes;
+    static_assert(kLdsBytes <= kLdsLimit, "the tile does not fit in LDS");
+    using Memory = Lds<kLdsBytes>;
 
     struct Stages {
         AStage a;
@@ -62,32 +63,32 @@ struct GemmAquant : Shape<Config> {
         Stages(const GemmArgs& args, i64 m0, i64 n0)
             : a({args.a, args.lda, m0, args.m, args.k}),
               b({args.b, args.ldb, n0, args.n, args.k}),
-              aq({args.aq, args.ldaq, m0, args.m, (args.k + GROUP_K - 1) / GROUP_K}) {}
+              aq({args.aq, args.ldaq, m0, args.m, (args.k + kGroupK - 1) / kGroupK}) {}
 
         void fetch(i64 tile) {
-            a.fetch(tile * TILE_K);
-            b.fetch(tile * TILE_K);
+            a.fetch(tile * kTileK);
+            b.fetch(tile * kTileK);
             aq.fetch(tile);
         }
         void commit(i64 tile, u32 buffer) const {
-            a.template commit<Memory>(buffer, tile * TILE_K);
-            b.template commit<Memory>(buffer + B_OFFSET, tile * TILE_K);
-            aq.template commit<Memory>(buffer + AQ_OFFSET);
+            a.template commit<Memory>(buffer, tile * kTileK);
+            b.template commit<Memory>(buffer + kOffsetB, tile * kTileK);
+            aq.template commit<Memory>(buffer + kOffsetScale);
         }
     };
 
     struct Accumulators {
-        f32x4 tile[REPEAT_M][REPEAT_N];
+        f32x4 tile[kRepeatM][kRepeatN];
     };
 
     static void run(const GemmArgs& args) {
-        const i64 m0 = (i64)block_x() * TILE_M;
+        const i64 m0 = (i64)block_x() * kTileM;
 #pragma nounroll
-        for (i64 n0 = (i64)block_y() * TILE_N; n0 < args.n; n0 += (i64)GEMMILL_MAX_GRID_Y * TILE_N) {
+        for (i64 n0 = (i64)block_y() * kTileN; n0 < args.n; n0 += (i64)kMaxGridY * kTileN) {
             Accumulators acc = {};
             Stages stages(args, m0, n0);
-            const i64 tiles = (args.k + TILE_K - 1) / TILE_K;
-            if constexpr (BUFFERS == 2) double_buffered(stages, tiles, acc);
+            const i64 tiles = (args.k + kTileK - 1) / kTileK;
+            if constexpr (kBuffers == 2) double_buffered(stages, tiles, acc);
             else single_buffered(stages, tiles, acc);
             store(args, m0, n0, acc);
         }
@@ -113,7 +114,7 @@ struct GemmAquant : Shape<Config> {
         u32 buffer = 0;
 #pragma nounroll
         for (i64 tile = -2; tile < tiles; ++tile) {
-            const u32 other = BUFFER_BYTES - buffer;
+            const u32 other = kBufferBytes - buffer;
             if (tile >= -1 && tile + 1 < tiles) stages.commit(tile + 1, other);
             if (tile + 2 < tiles) stages.fetch(tile + 2);
             if (tile >= 0) multiply(buffer, acc);
@@ -122,16 +123,16 @@ struct GemmAquant : Shape<Config> {
         }
     }
 
-    static u32 lane() { return thread_index() % WAVE; }
-    static u32 wave_m() { return thread_index() / WAVE / WARPS_N * (16 * REPEAT_M); }
-    static u32 wave_n() { return thread_index() / WAVE % WARPS_N * (16 * REPEAT_N); }
+    static u32 lane() { return thread_index() % kWave; }
+    static u32 wave_m() { return thread_index() / kWave / kWarpsN * (16 * kRepeatM); }
+    static u32 wave_n() { return thread_index() / kWave % kWarpsN * (16 * kRepeatN); }
 
     template <class OperandTile>
-    static Fragment<ARCH> load_fragment(u32 lds, u32 row, int group) {
-        Fragment<ARCH> fragment;
+    static Fragment<kArch> load_fragment(u32 lds, u32 row, int group) {
+        Fragment<kArch> fragment;
         GEMMILL_UNROLL
-        for (int i = 0; i < Fragment<ARCH>::CHUNKS; ++i) {
-            const u32 byte = group * GROUP_K * operand_bytes(ARCH) + (i * 4 + lane() / 16) * CHUNK;
+        for (int i = 0; i < Fragment<kArch>::kChunks; ++i) {
+            const u32 byte = group * kGroupK * operand_bytes(kArch) + (i * 4 + lane() / 16) * kChunk;
             fragment.chunk[i] = Memory::template load<u32x4>(lds + OperandTile::offset(row, byte));
         }
         return fragment;
@@ -140,19 +141,19 @@ struct GemmAquant : Shape<Config> {
     // B comes first, so that a lane's four results are neighbours in N, and share one row and one scale.
     static void multiply(u32 buffer, Accumulators& acc) {
         GEMMILL_UNROLL
-        for (int group = 0; group < GROUPS; ++group) {
-            Fragment<ARCH> b[REPEAT_N];
+        for (int group = 0; group < kGroups; ++group) {
+            Fragment<kArch> b[kRepeatN];
             GEMMILL_UNROLL
-            for (int j = 0; j < REPEAT_N; ++j)
-                b[j] = load_fragment<BTile>(buffer + B_OFFSET, wave_n() + 16 * j + lane() % 16, group);
+            for (int j = 0; j < kRepeatN; ++j)
+                b[j] = load_fragment<BTile>(buffer + kOffsetB, wave_n() + 16 * j + lane() % 16, group);
             GEMMILL_UNROLL
-            for (int i = 0; i < REPEAT_M; ++i) {
+            for (int i = 0; i < kRepeatM; ++i) {
                 const u32 row = wave_m() + 16 * i + lane() % 16;
-                const Fragment<ARCH> a = load_fragment<ATile>(buffer, row, group);
-                const float scale = Memory::template load<float>(buffer + AQ_OFFSET + 4 * (group * TILE_M + row));
+                const Fragment<kArch> a = load_fragment<ATile>(buffer, row, group);
+                const float scale = Memory::template load<float>(buffer + kOffsetScale + 4 * (group * kTileM + row));
                 GEMMILL_UNROLL
-                for (int j = 0; j < REPEAT_N; ++j)
-                    acc.tile[i][j] += scale * group_mfma<ARCH, B_KIND, S::WARP_TILE_K>(b[j], a);
+                for (int j = 0; j < kRepeatN; ++j)
+                    acc.tile[i][j] += scale * group_mfma<kArch, kKindB, S::kWarpTileK>(b[j], a);
             }
         }
     }
@@ -160,31 +161,31 @@ struct GemmAquant : Shape<Config> {
     /* ---- Epilogue: through LDS, so that a row of C leaves in 16-byte pieces ---- */
 
     static void put(u32 offset, f32x4 x) {
-        if constexpr (S::C_KIND == Kind::f32)
+        if constexpr (S::kKindC == Kind::f32)
             Memory::template store<u32x4>(offset, bit_cast<u32x4>(x));
         else
             Memory::template store<u32x2>(offset, u32x2{pack(x[0], x[1]), pack(x[2], x[3])});
     }
     static u32 pack(float low, float high) {
-        if constexpr (S::C_KIND == Kind::f16) return to_f16(low) | (u32)to_f16(high) << 16;
+        if constexpr (S::kKindC == Kind::f16) return to_f16(low) | (u32)to_f16(high) << 16;
         else return to_bf16(low) | (u32)to_bf16(high) << 16;
     }
 
     static void store(const GemmArgs& args, i64 m0, i64 n0, const Accumulators& acc) {
-        constexpr int ELEMENTS = CHUNK / C_BYTES;
-        constexpr int ROW_CHUNKS = TILE_N / ELEMENTS;
+        constexpr int kElements = kChunk / kBytesC;
+        constexpr int kRowChunks = kTileN / kElements;
         GEMMILL_UNROLL
-        for (int i = 0; i < REPEAT_M; ++i) {
-            const u32 slab_row = wave_m() / REPEAT_M + lane() % 16;
+        for (int i = 0; i < kRepeatM; ++i) {
+            const u32 slab_row = wave_m() / kRepeatM + lane() % 16;
             GEMMILL_UNROLL
-            for (int j = 0; j < REPEAT_N; ++j)
-                put(slab_row * SLAB_STRIDE + (wave_n() + 16 * j + lane() / 16 * 4) * C_BYTES, acc.tile[i][j]);
+            for (int j = 0; j < kRepeatN; ++j)
+                put(slab_row * kSlabStride + (wave_n() + 16 * j + lane() / 16 * 4) * kBytesC, acc.tile[i][j]);
             barrier();  // the slab is whole
-            for (u32 c = thread_index(); c < SLAB_ROWS * ROW_CHUNKS; c += THREADS) {
-                const u32 row = c / ROW_CHUNKS;
-                const u32 column = c % ROW_CHUNKS * ELEMENTS;
-                const u32x4 chunk = Memory::template load<u32x4>(row * SLAB_STRIDE + column * C_BYTES);
-                const i64 m = m0 + row / 16 * (16 * REPEAT_M) + 16 * i + row % 16;
+            for (u32 c = thread_index(); c < kSlabRows * kRowChunks; c += kThreads) {
+                const u32 row = c / kRowChunks;
+                const u32 column = c % kRowChunks * kElements;
+                const u32x4 chunk = Memory::template load<u32x4>(row * kSlabStride + column * kBytesC);
+                const i64 m = m0 + row / 16 * (16 * kRepeatM) + 16 * i + row % 16;
                 if (m < args.m) store_chunk(args, m, n0 + column, chunk);
             }
             barrier();  // the slab has been read
@@ -192,16 +193,16 @@ struct GemmAquant : Shape<Config> {
     }
 
     static void store_chunk(const GemmArgs& args, i64 m, i64 n, u32x4 chunk) {
-        constexpr int ELEMENTS = CHUNK / C_BYTES;
-        u8* const out = (u8*)args.c + (m * args.ldc + n) * C_BYTES;
-        if (n + ELEMENTS <= args.n) return global_store<u32x4>(out, chunk);
+        constexpr int kElements = kChunk / kBytesC;
+        u8* const out = (u8*)args.c + (m * args.ldc + n) * kBytesC;
+        if (n + kElements <= args.n) return global_store<u32x4>(out, chunk);
         GEMMILL_UNROLL
-        for (int j = 0; j < ELEMENTS; ++j) {
+        for (int j = 0; j < kElements; ++j) {
             if (n + j >= args.n) continue;
-            if constexpr (C_BYTES == 4) global_store<u32>(out + 4 * j, chunk[j]);
+            if constexpr (kBytesC == 4) global_store<u32>(out + 4 * j, chunk[j]);
             else global_store<u16>(out + 2 * j, (u16)(chunk[j / 2] >> j % 2 * 16));
         }
     }
 };
 
-#endif /* GEMMILL_HIP_GEMM_AQUANT_H */
+}  // namespace gemmill::hip

@@ -1,8 +1,7 @@
 /* The part of the HIP runtime API that the host shim uses, declared here so that no HIP header is needed.
  *
  * Values and layouts are those of ROCm 6 and later (hipDeviceProp_tR0600); only the field that is read is named. */
-#ifndef GEMMILL_HIP_API_H
-#define GEMMILL_HIP_API_H
+#pragma once
 
 #include <stddef.h>
 
@@ -49,5 +48,3 @@ typedef struct {
     X(hipError_t, hipEventSynchronize, (hipEvent_t))                                                                 \
     X(hipError_t, hipEventElapsedTime, (float*, hipEvent_t, hipEvent_t))                                             \
     X(hipError_t, hipStreamSynchronize, (hipStream_t))
-
-#endif /* GEMMILL_HIP_API_H */

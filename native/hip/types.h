@@ -1,6 +1,7 @@
 /* Words and enumerations that every device header uses. */
-#ifndef GEMMILL_HIP_TYPES_H
-#define GEMMILL_HIP_TYPES_H
+#pragma once
+
+namespace gemmill::hip {
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -17,9 +18,9 @@ enum class Arch { gfx90a, gfx942, gfx950 };
 enum class Kind { fp8, bf8, int4, f32, f16, bf16 };
 enum class Pipeline { mem, compv3 };
 
-constexpr int GROUP_K = 128;   // consecutive k that share one scale
-constexpr int WAVE = 64;       // lanes
-constexpr int CHUNK = 16;      // bytes of the widest load, store and LDS access
+constexpr int kGroupK = 128;   // consecutive k that share one scale
+constexpr int kWave = 64;       // lanes
+constexpr int kChunk = 16;      // bytes of the widest load, store and LDS access
 
 constexpr int bits_of(Kind kind) {
     return kind == Kind::int4 ? 4 : kind == Kind::f32 ? 32 : kind == Kind::f16 || kind == Kind::bf16 ? 16 : 8;
@@ -35,4 +36,4 @@ To bit_cast(From from) {
     return to;
 }
 
-#endif /* GEMMILL_HIP_TYPES_H */
+}  // namespace gemmill::hip

@@ -14,18 +14,20 @@
 #include <mutex>
 #include <string>
 
-#include "../hip_api.h"
-#include "machine.h"
+#include "hip/hip_api.h"
+#include "hip/sim/machine.h"
+
+using namespace gemmill::hip;
 
 extern "C" const sim::Kernel gemmill_simulated_kernel;
 
 namespace {
 
-constexpr int POISON = 0xff;  // NaN in every format, so memory that a kernel did not write shows
+constexpr int kPoison = 0xff;  // NaN in every format, so memory that a kernel did not write shows
 
 const sim::Kernel& kernel = gemmill_simulated_kernel;
-const char* const ARCH_NAMES[] = {"gfx90a", "gfx942", "gfx950"};
-constexpr u8 ELF_MACHINES[] = {0x3f, 0x4c, 0x4f};  // EF_AMDGPU_MACH_AMDGCN_* of those
+const char* const kArchNames[] = {"gfx90a", "gfx942", "gfx950"};
+constexpr u8 kElfMachines[] = {0x3f, 0x4c, 0x4f};  // EF_AMDGPU_MACH_AMDGCN_* of those
 
 struct State {
     std::mutex mutex;
@@ -41,14 +43,14 @@ const char* environment(const char* name, const char* otherwise) {
 }
 
 std::string device_name() {
-    return environment("GEMMILL_SIM_DEVICE", (std::string(ARCH_NAMES[(int)kernel.arch]) + ":sramecc+:xnack-").c_str());
+    return environment("GEMMILL_SIM_DEVICE", (std::string(kArchNames[(int)kernel.arch]) + ":sramecc+:xnack-").c_str());
 }
 
-// The device's index in ARCH_NAMES, or -1.
+// The device's index in kArchNames, or -1.
 int device_arch() {
     const std::string name = device_name();
     for (int i = 0; i < 3; ++i)
-        if (name.substr(0, name.find(':')) == ARCH_NAMES[i]) return i;
+        if (name.substr(0, name.find(':')) == kArchNames[i]) return i;
     return -1;
 }
 
@@ -125,7 +127,7 @@ hipError_t hipModuleLoadData(hipModule_t* module, const void* image) {
     constexpr u8 EM_AMDGPU = 224;
     if (std::memcmp(elf, "\177ELF", 4) != 0 || elf[18] != EM_AMDGPU) return hipErrorInvalidValue;
     const int arch = device_arch();
-    if (arch < 0 || elf[48] != ELF_MACHINES[arch]) return hipErrorNoBinaryForGpu;
+    if (arch < 0 || elf[48] != kElfMachines[arch]) return hipErrorNoBinaryForGpu;
     ++state.modules;
     *module = reinterpret_cast<hipModule_t>(&state);
     return hipSuccess;
@@ -167,7 +169,7 @@ hipError_t hipMalloc(void** pointer, size_t bytes) {
     if (bytes == 0) return hipSuccess;
     *pointer = std::malloc(bytes);
     if (!*pointer) return hipErrorOutOfMemory;
-    std::memset(*pointer, POISON, bytes);
+    std::memset(*pointer, kPoison, bytes);
     state.allocations[*pointer] = bytes;
     sim::add_memory(*pointer, bytes);
     return hipSuccess;

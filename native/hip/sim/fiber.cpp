@@ -1,5 +1,5 @@
 /* The switch itself: push what the calling convention preserves, swap stacks, pop. */
-#include "fiber.h"
+#include "hip/sim/fiber.h"
 
 #if defined(__x86_64__)
 __asm__(R"(

@@ -1,8 +1,7 @@
 /* Fibres: one stack and one saved stack pointer each; a switch costs a few nanoseconds.
  *
  * ucontext would do, but its switch is a system call, and the simulator switches millions of times. */
-#ifndef GEMMILL_SIM_FIBER_H
-#define GEMMILL_SIM_FIBER_H
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +9,7 @@
 extern "C" void gemmill_fiber_switch(void** save, void* resume);
 extern "C" void gemmill_fiber_start();
 
-namespace sim {
+namespace gemmill::hip::sim {
 
 class Fiber {
    public:
@@ -38,6 +37,4 @@ class Fiber {
     void* saved_ = nullptr;
 };
 
-}  // namespace sim
-
-#endif /* GEMMILL_SIM_FIBER_H */
+}  // namespace gemmill::hip::sim

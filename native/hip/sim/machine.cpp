@@ -1,4 +1,4 @@
-#include "machine.h"
+#include "hip/sim/machine.h"
 
 #include <cstdarg>
 #include <cstdio>
@@ -8,18 +8,18 @@
 #include <mutex>
 #include <vector>
 
-#include "fiber.h"
+#include "hip/sim/fiber.h"
 
-namespace sim {
+namespace gemmill::hip::sim {
 namespace {
 
-constexpr std::size_t STACK_BYTES = 128 * 1024;
-constexpr u8 POISON = 0xff;
-constexpr u32 GUARD_BYTES = 64;
-constexpr u16 NOBODY = 0xffff;
-constexpr u16 MANY = 0xfffe;
+constexpr std::size_t kStackBytes = 128 * 1024;
+constexpr u8 kPoison = 0xff;
+constexpr u32 kGuardBytes = 64;
+constexpr u16 kNobody = 0xffff;
+constexpr u16 kMany = 0xfffe;
 
-const char* const ARCH_NAMES[] = {"gfx90a", "gfx942", "gfx950"};
+const char* const kArchNames[] = {"gfx90a", "gfx942", "gfx950"};
 
 enum class Stop { running, finished, barrier, matrix };
 
@@ -34,7 +34,7 @@ struct Lane {
 /* Who touched a word of LDS last, and in which interval between barriers. */
 struct Shadow {
     u32 write_epoch = 0, read_epoch = 0;  // 0: never
-    u16 writer = NOBODY, reader = NOBODY;
+    u16 writer = kNobody, reader = kNobody;
 };
 
 struct Random {  // xorshift64*
@@ -57,23 +57,23 @@ class Block {
    public:
     Block(const Launch& launch, u8* stacks) : launch_(launch), random_{launch.seed * 2 + 1}, stacks_(stacks) {
         lanes_.resize(launch.kernel->threads);
-        lds_.resize(GUARD_BYTES + launch.kernel->lds_bytes + GUARD_BYTES);
+        lds_.resize(kGuardBytes + launch.kernel->lds_bytes + kGuardBytes);
     }
 
     std::string run(u32 x, u32 y) {
         x_ = x;
         y_ = y;
         shadow_.assign(launch_.kernel->lds_bytes / 4, Shadow{});
-        std::memset(lds_.data(), POISON, lds_.size());
+        std::memset(lds_.data(), kPoison, lds_.size());
         epoch_ = 1;
         for (u32 t = 0; t < lanes_.size(); ++t) {
             lanes_[t].stop = Stop::running;
-            lanes_[t].fiber.prepare(stacks_ + t * STACK_BYTES, STACK_BYTES, &Block::lane_main, this);
+            lanes_[t].fiber.prepare(stacks_ + t * kStackBytes, kStackBytes, &Block::lane_main, this);
         }
         while (error_.empty() && schedule()) {
         }
-        for (u32 i = 0; error_.empty() && i < GUARD_BYTES; ++i)
-            if (lds_[i] != POISON || lds_[lds_.size() - 1 - i] != POISON) fail("LDS guard bytes were overwritten");
+        for (u32 i = 0; error_.empty() && i < kGuardBytes; ++i)
+            if (lds_[i] != kPoison || lds_[lds_.size() - 1 - i] != kPoison) fail("LDS guard bytes were overwritten");
         return error_;
     }
 
@@ -123,7 +123,7 @@ class Block {
                       launch_.kernel->lds_bytes);
         if (bytes % 4 || offset % bytes) fail_lane("LDS access of %u bytes at %u is misaligned", bytes, offset);
         for (u32 word = offset / 4; word < (offset + bytes) / 4; ++word) touch(word, write);
-        return lds_.data() + GUARD_BYTES + offset;
+        return lds_.data() + kGuardBytes + offset;
     }
 
     void matrix(MatrixOp op, const void* p, const void* q, u32 bytes, f32x4& d) {
@@ -165,15 +165,15 @@ class Block {
             s.write_epoch = epoch_;
             s.writer = me;
         } else if (s.read_epoch == epoch_) {
-            if (s.reader != me) s.reader = MANY;
+            if (s.reader != me) s.reader = kMany;
         } else {
             s.read_epoch = epoch_;
             s.reader = me;
         }
     }
 
-    u32 waves() const { return (u32)lanes_.size() / WAVE; }
-    Stop wave_stop(u32 wave) const { return lanes_[wave * WAVE].stop; }
+    u32 waves() const { return (u32)lanes_.size() / kWave; }
+    Stop wave_stop(u32 wave) const { return lanes_[wave * kWave].stop; }
 
     // Run one wave to its next operation; false when all have finished.
     bool schedule() {
@@ -200,15 +200,15 @@ class Block {
     }
 
     void step(u32 wave) {
-        Lane* const lanes = &lanes_[wave * WAVE];
-        const u32 first = launch_.order == Order::random ? random_.below(WAVE) : 0;
-        for (u32 i = 0; i < WAVE; ++i) {
-            const u32 lane = launch_.order == Order::reverse ? WAVE - 1 - i : (first + i) % WAVE;
-            thread_ = wave * WAVE + lane;
+        Lane* const lanes = &lanes_[wave * kWave];
+        const u32 first = launch_.order == Order::random ? random_.below(kWave) : 0;
+        for (u32 i = 0; i < kWave; ++i) {
+            const u32 lane = launch_.order == Order::reverse ? kWave - 1 - i : (first + i) % kWave;
+            thread_ = wave * kWave + lane;
             Fiber::switch_to(scheduler_, lanes[lane].fiber);
             if (!error_.empty()) return;
         }
-        for (u32 i = 1; i < WAVE; ++i)
+        for (u32 i = 1; i < kWave; ++i)
             if (lanes[i].stop != lanes[0].stop || (lanes[0].stop == Stop::matrix && lanes[i].op != lanes[0].op))
                 return fail("the lanes of a wave came to different wave-wide operations");
         if (lanes[0].stop == Stop::matrix) execute_matrix(lanes);
@@ -217,17 +217,17 @@ class Block {
     void execute_matrix(Lane* lanes) {
         const MatrixOp op = lanes[0].op;
         if (!info(op).on[(int)launch_.arch]) {
-            const std::string text = std::string(ARCH_NAMES[(int)launch_.arch]) + " has no " + info(op).mnemonic;
+            const std::string text = std::string(kArchNames[(int)launch_.arch]) + " has no " + info(op).mnemonic;
             return fail(text.c_str());
         }
         WaveOperands wave;
-        for (u32 i = 0; i < WAVE; ++i) {
+        for (u32 i = 0; i < kWave; ++i) {
             std::memcpy(wave.p[i], lanes[i].p, 32);
             std::memcpy(wave.q[i], lanes[i].q, 32);
             std::memcpy(wave.d[i], &lanes[i].d, 16);
         }
         execute(op, launch_.arch, wave);
-        for (u32 i = 0; i < WAVE; ++i) {
+        for (u32 i = 0; i < kWave; ++i) {
             std::memcpy(&lanes[i].d, wave.d[i], 16);
             lanes[i].stop = Stop::running;
         }
@@ -252,7 +252,7 @@ std::string run(const Launch& launch) {
     static std::mutex one_launch;
     const std::lock_guard<std::mutex> lock(one_launch);
     // Not a vector: zeroing every stack would cost more than most launches.
-    const std::unique_ptr<u8[]> stacks(new u8[launch.kernel->threads * STACK_BYTES]);
+    const std::unique_ptr<u8[]> stacks(new u8[launch.kernel->threads * kStackBytes]);
     Block block(launch, stacks.get());
     current = &block;
     std::string error;
@@ -282,4 +282,4 @@ void matrix_op(MatrixOp op, const void* p, const void* q, u32 operand_bytes, f32
     current->matrix(op, p, q, operand_bytes, d);
 }
 
-}  // namespace sim
+}  // namespace gemmill::hip::sim

@@ -8,16 +8,15 @@
  *                   between two barriers if one of them writes it
  *   wave operations all lanes take part in the same one; the arch has the instruction
  *   barriers        all waves arrive, none has finished */
-#ifndef GEMMILL_SIM_MACHINE_H
-#define GEMMILL_SIM_MACHINE_H
+#pragma once
 
 #include <cstddef>
 #include <string>
 
-#include "../types.h"
-#include "matrix.h"
+#include "hip/types.h"
+#include "hip/sim/matrix.h"
 
-namespace sim {
+namespace gemmill::hip::sim {
 
 struct Kernel {
     const char* name;
@@ -56,6 +55,4 @@ u8* check_lds(u32 offset, u32 bytes, bool write);
 void barrier();
 void matrix_op(MatrixOp op, const void* p, const void* q, u32 operand_bytes, f32x4& d);
 
-}  // namespace sim
-
-#endif /* GEMMILL_SIM_MACHINE_H */
+}  // namespace gemmill::hip::sim

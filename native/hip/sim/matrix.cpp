@@ -1,6 +1,6 @@
-#include "matrix.h"
+#include "hip/sim/matrix.h"
 
-namespace sim {
+namespace gemmill::hip::sim {
 namespace {
 
 struct Fp8Table {
@@ -17,9 +17,9 @@ const float* fp8_table(int fraction_bits, Encoding encoding) {
 }
 
 // Registers to a matrix [k][row].
-void unpack(const MatrixOpInfo& op, Arch arch, const u8 (&registers)[WAVE][32], float (&matrix)[128][16]) {
+void unpack(const MatrixOpInfo& op, Arch arch, const u8 (&registers)[kWave][32], float (&matrix)[128][16]) {
     const float* table = op.element_bytes == 1 ? fp8_table(op.fraction_bits, encoding_of(arch)) : nullptr;
-    for (int lane = 0; lane < WAVE; ++lane)
+    for (int lane = 0; lane < kWave; ++lane)
         for (int e = 0; e < op.k / 4; ++e) {
             const u8* const at = registers[lane] + e * op.element_bytes;
             matrix[k_of(op, lane / 16, e)][lane % 16] = table ? table[*at] : decode_bf16((u16)(at[0] | at[1] << 8));
@@ -37,9 +37,9 @@ void execute(MatrixOp op, Arch arch, WaveOperands& wave) {
     for (int k = 0; k < row.k; ++k)
         for (int i = 0; i < 16; ++i)
             for (int j = 0; j < 16; ++j) sum[i][j] += (double)p[k][i] * q[k][j];
-    for (int lane = 0; lane < WAVE; ++lane)
+    for (int lane = 0; lane < kWave; ++lane)
         for (int v = 0; v < 4; ++v)
             wave.d[lane][v] = (float)(wave.d[lane][v] + sum[4 * (lane / 16) + v][lane % 16]);
 }
 
-}  // namespace sim
+}  // namespace gemmill::hip::sim

@@ -7,13 +7,12 @@
  *     of D it holds [4 * (l / 16) + v][l % 16] in element v.
  * D = P * Q^T + C: products and their sum are exact here up to double precision, then rounded to float once;
  * the hardware's order of summation is not documented. */
-#ifndef GEMMILL_SIM_MATRIX_H
-#define GEMMILL_SIM_MATRIX_H
+#pragma once
 
-#include "../types.h"
-#include "number.h"
+#include "hip/types.h"
+#include "hip/sim/number.h"
 
-namespace sim {
+namespace gemmill::hip::sim {
 
 enum class MatrixOp { bf16_16x16x16, fp8_16x16x32, bf8_16x16x32, fp8_16x16x128, bf8_16x16x128 };
 
@@ -46,13 +45,11 @@ inline Encoding encoding_of(Arch arch) { return arch == Arch::gfx950 ? Encoding:
 
 /* One wave's operands: registers of 64 lanes, as bytes. */
 struct WaveOperands {
-    u8 p[WAVE][32];
-    u8 q[WAVE][32];
-    float d[WAVE][4];
+    u8 p[kWave][32];
+    u8 q[kWave][32];
+    float d[kWave][4];
 };
 
 void execute(MatrixOp op, Arch arch, WaveOperands& wave);
 
-}  // namespace sim
-
-#endif /* GEMMILL_SIM_MATRIX_H */
+}  // namespace gemmill::hip::sim

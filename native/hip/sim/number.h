@@ -1,15 +1,14 @@
 /* The number formats of the simulated matrix units, from their definitions: sign, exponent, fraction, bias.
  *
  * Written apart from ../convert.h on purpose, so that a mistake there has nothing to agree with. */
-#ifndef GEMMILL_SIM_NUMBER_H
-#define GEMMILL_SIM_NUMBER_H
+#pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 
-namespace sim {
+namespace gemmill::hip::sim {
 
 enum class Encoding { ocp, fnuz };
 
@@ -45,6 +44,4 @@ inline float decode_bf16(std::uint16_t half) {
     return value;
 }
 
-}  // namespace sim
-
-#endif /* GEMMILL_SIM_NUMBER_H */
+}  // namespace gemmill::hip::sim

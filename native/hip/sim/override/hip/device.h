@@ -1,15 +1,16 @@
-/* ../device.h for the host: the same functions, carried out and checked by the simulator. */
-#ifndef GEMMILL_SIM_DEVICE_H
-#define GEMMILL_SIM_DEVICE_H
+/* native/hip/device.h for the host: the same functions, carried out and checked by the simulator. */
+#pragma once
 
-#include "../types.h"
-#include "machine.h"
+#include "hip/types.h"
+#include "hip/sim/machine.h"
+
+namespace gemmill::hip {
 
 // One simulated kernel a library; the driver finds it by this name.
 #define GEMMILL_KERNEL(name, Impl, Args)                                                            \
     extern "C" const sim::Kernel gemmill_simulated_kernel;                                          \
     const sim::Kernel gemmill_simulated_kernel = {                                                  \
-        #name, Impl::ARCH, Impl::THREADS, Impl::LDS_BYTES, sizeof(Args),                            \
+        #name, Impl::kArch, Impl::kThreads, Impl::kLdsBytes, sizeof(Args),                            \
         [](const void* args) { Impl::run(*static_cast<const Args*>(args)); }};
 
 #define GEMMILL_UNROLL
@@ -30,7 +31,7 @@ void global_store(void* p, T value) {
     __builtin_memcpy(p, &value, sizeof(T));
 }
 
-template <int BYTES>
+template <int kBytes>
 struct Lds {
     template <class T>
     static T load(u32 offset) {
@@ -88,16 +89,16 @@ inline f32x4 mfma_16x16x16_bf16(u32x2 p, u32x2 q, f32x4 d) {
     return d;
 }
 
-template <Kind KIND>
+template <Kind kKind>
 f32x4 mfma_16x16x32(u32x2 p, u32x2 q, f32x4 d) {
-    sim::matrix_op(KIND == Kind::fp8 ? sim::MatrixOp::fp8_16x16x32 : sim::MatrixOp::bf8_16x16x32, &p, &q, sizeof p, d);
+    sim::matrix_op(kKind == Kind::fp8 ? sim::MatrixOp::fp8_16x16x32 : sim::MatrixOp::bf8_16x16x32, &p, &q, sizeof p, d);
     return d;
 }
 
-template <Kind KIND>
+template <Kind kKind>
 f32x4 mfma_16x16x128(u32x8 p, u32x8 q, f32x4 d) {
-    sim::matrix_op(KIND == Kind::fp8 ? sim::MatrixOp::fp8_16x16x128 : sim::MatrixOp::bf8_16x16x128, &p, &q, sizeof p, d);
+    sim::matrix_op(kKind == Kind::fp8 ? sim::MatrixOp::fp8_16x16x128 : sim::MatrixOp::bf8_16x16x128, &p, &q, sizeof p, d);
     return d;
 }
 
-#endif /* GEMMILL_SIM_DEVICE_H */
+}  // namespace gemmill::hip
