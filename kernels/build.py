@@ -6,16 +6,39 @@ threads; compilers are child processes. Several processes may share a cache: a k
 
 from __future__ import annotations
 
+import platform
+import re
+import shlex
+import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from gemmill.cache import CacheObject
+from gemmill.cache import LIBRARY, MANIFEST_SCHEMA, CacheObject
+from gemmill.errors import CorruptObject, GemmillError, KernelNotFound
 
-from kernels.codegen import Codegen
+from kernels import process
+from kernels.backends import Backend, find_backend
+from kernels.codegen import Codegen, Source
 from kernels.config import KernelConfig
+from kernels.describe import describe_config, read_abi_version
+from kernels.elf import read_elf
+from kernels.headers import Headers, ScanMemo
+from kernels.key import key_inputs, key_of
 from kernels.paths import CHECKOUT, Paths
-from kernels.toolchain import Toolchain
+from kernels.store import InputsChanged, Store
+from kernels.toolchain import Toolchain, compiler_environment
+
+COMPILE_SECONDS = 900.0
+ATTEMPTS = 3  # at a kernel whose inputs are edited while they are compiled
+
+SOURCE = "kernel.cpp"
+
+# What every Linux has; anything else would tie a prebuilt cache to the machine that built it.
+_SYSTEM_LIBRARIES = re.compile(r"(lib(c|m|pthread|dl|rt)\.so(\.\d+)*|ld-(linux|musl)[-\w]*\.so(\.\d+)*)")
+_ABI_FUNCTION = re.compile(r"^GEMMILL_EXPORT\s[^;(]*?(\w+)\(", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -57,9 +80,9 @@ class Outcome:
     seconds : float
         Wall time of the commands; 0 when none ran.
     message : str
-        What the compiler or the failing step said; empty on success without warnings.
+        What the compiler or the failing step said; on success its warnings.
     commands : tuple of tuple of str
-        argv of each command, to repeat by hand.
+        argv of each command that ran, to repeat by hand: the source is the generated file.
     """
 
     config: KernelConfig
@@ -71,7 +94,29 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
+        """True unless it failed."""
         return self.status != "failed"
+
+
+class CompileError(GemmillError):
+    """A command failed, or what it made is not a kernel library."""
+
+    def __init__(self, message: str, seconds: float = 0.0, commands: tuple[tuple[str, ...], ...] = ()) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+        self.commands = commands
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """All that a compilation needs, and the key that it will have."""
+
+    config: KernelConfig
+    source: Source
+    toolchain: Toolchain
+    backend: Backend
+    inputs: dict[str, Any]
+    key: str
 
 
 class Build:
@@ -85,30 +130,228 @@ class Build:
         Compiler name or path; default is ``CXX``, then what is installed.
     notice : callable, optional
         Receives one line for each thing worth telling (an object quarantined); default drops them.
+    children : Children, optional
+        Runs the commands.
 
     Attributes
     ----------
     codegen : Codegen
+    store : Store
     """
 
     def __init__(
-        self, paths: Paths = CHECKOUT, toolchain: str | None = None, notice: Callable[[str], None] = lambda text: None
+        self,
+        paths: Paths = CHECKOUT,
+        toolchain: str | None = None,
+        notice: Callable[[str], None] = lambda text: None,
+        children: process.Children = process.CHILDREN,
     ) -> None:
         self.paths = paths
         self.codegen = Codegen(paths)
+        self.store = Store(paths.cache, notice)
+        self._wanted = toolchain
+        self._notice = notice
+        self._children = children
+        self._memo = ScanMemo(paths.build / "memo" / "headers.json")
+        self._headers = self._read_headers()
+        self._toolchains: dict[str, Toolchain] = {}
+        self._abi: int | None = None
 
     def toolchain(self, arch: str) -> Toolchain:
         """Return the toolchain that builds for `arch`; UnsupportedError where its backend or compiler is missing."""
-        raise NotImplementedError
+        backend = find_backend(arch)
+        known = self._toolchains.get(backend.TEMPLATE)
+        if known is None:
+            known = self._toolchains[backend.TEMPLATE] = self._find_toolchain(backend)
+        return known
 
     def inputs(self, config: KernelConfig) -> dict[str, Any]:
-        """Return the key's inputs, as manifests record them; the generated source must be current."""
-        raise NotImplementedError
+        """Return the key's inputs, as manifests record them; generates the source if it is not current."""
+        self.codegen.generate(config)
+        source = self.codegen.source(config)
+        if source is None:
+            raise GemmillError(f"{self.codegen.path(config)} was changed by somebody while it was read")
+        return self._inputs(config, source, self._headers, self.toolchain(config.arch))
 
     def state(self, config: KernelConfig) -> State:
-        """Say whether a kernel is current. Writes nothing; the answer is remembered until `compile` of it."""
-        raise NotImplementedError
+        """Say whether a kernel is current. Writes nothing to the cache.
+
+        Headers and compiler are read once for all kernels of this Build; `compile` always looks again.
+
+        Raises
+        ------
+        GemmillError
+            If no key can be computed: no backend, no compiler, a missing header.
+        """
+        toolchain = self.toolchain(config.arch)
+        source = self.codegen.source(config)
+        if source is None:
+            return State(config, "", None, "its source is not generated, or not from what is there now")
+        key = key_of(self._inputs(config, source, self._headers, toolchain))
+        return self._stored(config, key)
 
     def compile(self, config: KernelConfig) -> Outcome:
         """Make a kernel current. A failure is an outcome, not an exception; only a stop is raised."""
-        raise NotImplementedError
+        key = ""
+        try:
+            for _ in range(ATTEMPTS):
+                plan = self._plan(config)
+                key = plan.key
+                try:
+                    return self._make_current(plan)
+                except InputsChanged as error:
+                    self._notice(str(error))
+            raise InputsChanged(f"{config.id}: its inputs changed {ATTEMPTS} times while they were compiled; try again")
+        except CompileError as error:
+            return Outcome(config, "failed", key, error.seconds, str(error), error.commands)
+        except (GemmillError, OSError) as error:
+            return Outcome(config, "failed", key, message=str(error))
+
+    # ---- the key ---------------------------------------------------------------------------------------------
+
+    def _find_toolchain(self, backend: Backend) -> Toolchain:
+        return backend.find_toolchain(self._wanted, self.paths.build / "memo" / "toolchain.json")
+
+    def _read_headers(self) -> Headers:
+        return Headers(self.paths.native, self._memo)
+
+    def _inputs(self, config: KernelConfig, source: Source, headers: Headers, toolchain: Toolchain) -> dict[str, Any]:
+        if self._abi is None:
+            self._abi = read_abi_version(self.paths.native)
+        return key_inputs(
+            config,
+            self._abi,
+            source.scan,
+            headers.reached(source.scan.includes, f"the source of {config.id}"),
+            find_backend(config.arch).flags(config, toolchain),
+            toolchain,
+        )
+
+    def _plan(self, config: KernelConfig) -> _Plan:
+        backend = find_backend(config.arch)
+        self.codegen.generate(config)
+        source = self.codegen.source(config)
+        if source is None:
+            raise GemmillError(f"{self.codegen.path(config)} was changed by somebody while it was read")
+        toolchain = self._find_toolchain(backend)
+        inputs = self._inputs(config, source, self._read_headers(), toolchain)
+        return _Plan(config, source, toolchain, backend, inputs, key_of(inputs))
+
+    def _check_inputs(self, plan: _Plan) -> None:
+        """Raise InputsChanged unless headers and compiler are still what the plan's key says."""
+        toolchain = self._find_toolchain(plan.backend)
+        if key_of(self._inputs(plan.config, plan.source, self._read_headers(), toolchain)) != plan.key:
+            raise InputsChanged(f"{plan.config.id}: an input was edited while it was compiled; compiling it again")
+
+    # ---- the object ------------------------------------------------------------------------------------------
+
+    def _stored(self, config: KernelConfig, key: str) -> State:
+        try:
+            found = self.store.cache.read(key)
+        except KernelNotFound:
+            return State(config, key, None, "the cache has no object of its key")
+        except CorruptObject as error:
+            return State(config, key, None, f"its object is broken: {error}")
+        try:
+            entry = self.store.cache.entry(config.arch, config.name)
+        except (KernelNotFound, CorruptObject) as error:
+            return State(config, key, found, str(error))
+        reason = "" if entry.key == key else f"the index names another key, {entry.key[:12]}"
+        return State(config, key, found, reason)
+
+    def _make_current(self, plan: _Plan) -> Outcome:
+        if self._stored(plan.config, plan.key).current:
+            return Outcome(plan.config, "reused", plan.key)
+        with self.store.lock(plan.key, self._raise_if_stopped):
+            state = self._stored(plan.config, plan.key)
+            outcome = Outcome(plan.config, "reused", plan.key)
+            if state.object is None:
+                if self.store.has(plan.key):
+                    self.store.quarantine(plan.key, state.reason)
+                outcome = self._build(plan)
+            if not state.current:
+                config = plan.config
+                self.store.set_index(config.arch, config.name, plan.key, describe_config(config))
+            return outcome
+
+    def _build(self, plan: _Plan) -> Outcome:
+        with self.store.staging() as stage:
+            work, result, scratch = (stage / name for name in ("work", "object", "scratch"))
+            for folder in (work, result, scratch):
+                folder.mkdir()
+            (work / SOURCE).write_bytes(plan.source.content)
+            commands = plan.backend.commands(
+                plan.config, work / SOURCE, self.paths.native, work / LIBRARY, plan.toolchain
+            )
+            shown = self._shown(plan, commands, work)
+            seconds, output = self._run(commands, shown, work, scratch)
+            try:
+                check_library(work / LIBRARY, self.paths.native)
+            except GemmillError as error:
+                raise CompileError(str(error), seconds, shown) from None
+            (work / LIBRARY).rename(result / LIBRARY)
+            self.store.publish(
+                result, plan.key, self._manifest(plan, seconds, shown, output), lambda: self._check_inputs(plan)
+            )
+        return Outcome(plan.config, "built", plan.key, seconds, output, shown)
+
+    def _run(
+        self, commands: list[list[str]], shown: tuple[tuple[str, ...], ...], work: Path, scratch: Path
+    ) -> tuple[float, str]:
+        start, output = time.monotonic(), ""
+        for i, argv in enumerate(commands):
+            try:
+                code, out, err = self._children.run(argv, COMPILE_SECONDS, cwd=work, env=compiler_environment(scratch))
+            except subprocess.TimeoutExpired:
+                code, out, err = 1, "", f"{shlex.join(shown[i])} did not end within {COMPILE_SECONDS:.0f} s"
+            output += (err + out).replace(f"{work}/", "")
+            if code:
+                said = output.strip() or f"{argv[0]} ended with status {code} and said nothing"
+                raise CompileError(said, time.monotonic() - start, shown[: i + 1])
+        return time.monotonic() - start, output.strip()
+
+    def _shown(self, plan: _Plan, commands: list[list[str]], work: Path) -> tuple[tuple[str, ...], ...]:
+        """Return the commands as a person can repeat them: from the generated file, into /tmp."""
+        source = str(self.codegen.path(plan.config))
+
+        def show(word: str) -> str:
+            return word.replace(str(work / SOURCE), source).replace(str(work), "/tmp")
+
+        return tuple(tuple(show(word) for word in argv) for argv in commands)
+
+    def _manifest(
+        self, plan: _Plan, seconds: float, commands: tuple[tuple[str, ...], ...], output: str
+    ) -> dict[str, Any]:
+        config = plan.config
+        return {
+            "schema": MANIFEST_SCHEMA,
+            "key": plan.key,
+            "inputs": plan.inputs,
+            "arch": config.arch,
+            "name": config.name,
+            "config": describe_config(config),
+            "target": {"machine": config.arch_row.machine or platform.machine(), "system": platform.system()},
+            "build": {
+                "seconds": round(seconds, 3),
+                "commands": [list(argv) for argv in commands],
+                "compiler": str(plan.toolchain),
+                "resources": plan.backend.resources(config, output),
+            },
+            "source": plan.source.content.decode().partition("\n")[2],
+        }
+
+    def _raise_if_stopped(self) -> None:
+        if self._children.stopped:
+            raise process.Stopped("stopped")
+
+
+def check_library(library: Path, native: Path) -> None:
+    """Raise unless a library exports the whole C ABI and needs nothing that every system does not have."""
+    if platform.system() != "Linux":
+        return  # another object format; the selftest will open it
+    found = read_elf(library)
+    wanted = set(_ABI_FUNCTION.findall((native / "abi.h").read_text(encoding="utf-8")))
+    if missing := sorted(wanted - found.exports):
+        raise GemmillError(f"the library does not export {', '.join(missing)}, which native/abi.h declares")
+    if foreign := [name for name in found.needed if not _SYSTEM_LIBRARIES.fullmatch(name)]:
+        raise GemmillError(f"the library needs {', '.join(foreign)}: a kernel may link with libc and libm alone")

@@ -4,10 +4,10 @@ A generated file is its own memo. Its first line is a stamp:
 
     // gemmill {"includes": [...], "inputs": sha256, "tokens": sha256, "seal": sha256}
 
-`inputs` says what it was rendered from (the templates, the config with its table rows, this module's text), `tokens` and
-`includes` are the scan of the source (`kernels.headers.scan`), and `seal` is a digest of all that and of the rest of the
-file. So an edited or truncated file is noticed, a run with nothing to render imports no Jinja2 (50 ms), and the key
-needs no second look at the text.
+`inputs` says what it was rendered from (the templates, the config with its table rows, this module's text), `tokens`
+and `includes` are the scan of the source (`kernels.headers.scan`), and `seal` is a digest of all that and of the rest
+of the file. So an edited or truncated file is noticed, a run with nothing to render imports no Jinja2 (50 ms), and
+the key needs no second look at the text.
 """
 
 from __future__ import annotations

@@ -25,13 +25,15 @@ class Database(SqliteDB):  # type: ignore[misc]
             super().__init__(name, codec)
             self._conn.execute("select count(*) from doit").fetchone()
         except (DatabaseException, sqlite3.Error) as error:
-            if _is_corrupt(name):
+            # doit wraps what sqlite3 says. Busy or unreadable is an OperationalError; corrupt is the plain class.
+            cause = error if isinstance(error, sqlite3.Error) else error.__context__
+            if type(cause) is sqlite3.DatabaseError:
                 print(f"mill: {name} was corrupt and is deleted; nothing is rebuilt for that", file=sys.stderr)
                 with contextlib.suppress(OSError):
                     Path(name).unlink()
                 super().__init__(name, codec)
             else:
-                print(f"mill: {name} is not used: {error}", file=sys.stderr)
+                print(f"mill: {name} is not used: {cause}", file=sys.stderr)
                 super().__init__(":memory:", codec)
 
     def _get_task_data(self, task_id: str) -> dict[str, Any]:
@@ -51,13 +53,3 @@ class Database(SqliteDB):  # type: ignore[misc]
         with contextlib.suppress(sqlite3.Error):
             super().dump()
 
-
-def _is_corrupt(name: str) -> bool:
-    try:
-        with contextlib.closing(sqlite3.connect(f"{Path(name).as_uri()}?mode=ro", uri=True)) as connection:
-            connection.execute("select task_id, task_data from doit limit 1").fetchone()
-    except sqlite3.OperationalError:  # busy, unreadable or without the table: not known to be corrupt
-        return False
-    except sqlite3.DatabaseError:
-        return True
-    return False

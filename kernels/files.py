@@ -19,7 +19,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644, durable: boo
     durable : bool
         Wait until it is on disk; for what can't be made again at no cost.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:40]}-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -43,3 +43,10 @@ def sync_directory(path: Path) -> None:
         pass
     finally:
         os.close(handle)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and its parents, none of them writable for others even where the umask would let it."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(mode=0o755, exist_ok=True)

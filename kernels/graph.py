@@ -43,14 +43,13 @@ class KernelFailed(TaskFailed):  # type: ignore[misc]
     ----------
     outcome : str
         One word for the table.
-    seconds : float
     repeat : str
         A shell command that does the failing step again.
     """
 
-    def __init__(self, message: str, outcome: str = "failed", seconds: float = 0.0, repeat: str = "") -> None:
+    def __init__(self, message: str, outcome: str = "failed", repeat: str = "") -> None:
         super().__init__(message)
-        self.outcome, self.seconds, self.repeat = outcome, seconds, repeat
+        self.outcome, self.repeat = outcome, repeat
 
 
 class _Current:
@@ -216,8 +215,8 @@ class Graph:
         done: Outcome = self.build.compile(config)
         if not done.ok:
             repeat = " && ".join(shlex.join(command) for command in done.commands)
-            return KernelFailed(done.message, "compile failed", done.seconds, repeat)
-        return {"outcome": done.status, "seconds": done.seconds, "message": done.message}
+            return KernelFailed(done.message, "compile failed", repeat)
+        return {"outcome": done.status, "message": done.message}
 
     def run_selftest(self, config: KernelConfig) -> dict[str, Any] | KernelFailed:
         """Test a kernel in a child process."""
@@ -233,8 +232,11 @@ class Graph:
         key = self.build.state(config).key
         record = run_selftest(Cache(self.paths.cache), key, timeout=self.options.timeout, run=process.run)
         if record["outcome"] not in GOOD:
-            return KernelFailed(str(record.get("reason", "")), "selftest failed", record.get("seconds", 0.0))
-        return {"outcome": record["outcome"], "seconds": record.get("seconds", 0.0), "errors": record.get("errors")}
+            return KernelFailed(str(record["reason"]), f"selftest {record['outcome']}")
+        said: dict[str, Any] = {"outcome": record["outcome"]}
+        if record["errors"]:
+            said["error"] = max(record["errors"].values())
+        return said if record["saved"] else {**said, "message": record["not_saved"]}
 
     # Selection
 

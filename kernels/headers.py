@@ -10,10 +10,12 @@ Includes are followed without evaluating conditions: what might be included coun
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import posixpath
 import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,30 +104,30 @@ class ScanMemo:
         self.path = path
         self._known: dict[str, list[str]] | None = None
         self._changed = False
+        self._lock = threading.Lock()
 
     def scan(self, content: bytes, label: str) -> Scan:
         """Return the scan of a header's content."""
-        if self._known is None:
-            self._known = self._load()
         raw = hashlib.sha256(content).hexdigest()
-        found = self._known.get(raw)
-        if found is None:
-            result = scan(content.decode(errors="surrogateescape"), label)
-            self._known[raw] = [result.digest, *result.includes]
-            self._changed = True
-            return result
+        with self._lock:
+            if self._known is None:
+                self._known = self._load()
+            found = self._known.get(raw)
+            if found is None:
+                result = scan(content.decode(errors="surrogateescape"), label)
+                found = self._known[raw] = [result.digest, *result.includes]
+                self._changed = True
         return Scan(found[0], tuple(found[1:]))
 
     def save(self) -> None:
         """Write what was learnt, if anything was; a failure costs only time."""
-        if self.path is None or not self._changed or self._known is None:
-            return
-        newest = dict(list(self._known.items())[-self.LIMIT :])
-        try:
-            write_atomically(self.path, json.dumps({"schema": self.SCHEMA, "scans": newest}).encode())
-        except OSError:
-            return
-        self._changed = False
+        with self._lock:
+            if self.path is None or not self._changed or self._known is None:
+                return
+            newest = dict(list(self._known.items())[-self.LIMIT :])
+            with contextlib.suppress(OSError):
+                write_atomically(self.path, json.dumps({"schema": self.SCHEMA, "scans": newest}).encode())
+            self._changed = False
 
     def _load(self) -> dict[str, list[str]]:
         if self.path is None:

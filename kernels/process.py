@@ -206,6 +206,6 @@ def _die_with_parent() -> tuple[str, ...]:
     return tuple(probe[:4]) if works else ()
 
 
-_CHILDREN = Children()
-run = _CHILDREN.run
-stop = _CHILDREN.stop
+CHILDREN = Children()
+run = CHILDREN.run
+stop = CHILDREN.stop

@@ -1,9 +1,9 @@
 """Find a C++ compiler, and say what it is.
 
 The identity that enters the key describes the compiler wherever it lies: its version text, its target, the digest of
-the program that compiles (cc1plus, clang or zig, not the driver in front of it), the options that driver or a wrapper add
-on their own, and the versions of assembler, linker and C library. Asking for all this starts a handful of processes,
-so the answer is kept in a memo beside size, times and inode of every file that it came from.
+the program that compiles (cc1plus, clang or zig, not the driver in front of it), the options that the driver or a
+wrapper adds on its own, and the versions of assembler, linker and C library. Asking for all this starts a handful of
+processes, so the answer is kept in a memo, beside size, times and inode of every file that it came from.
 
 Variables through which a compiler would take options or headers that the key does not see are taken out of its
 environment (`compiler_environment`).
@@ -26,6 +26,7 @@ from typing import Any
 
 from gemmill.cache import canonical_json
 from gemmill.errors import UnsupportedError
+
 from kernels import process
 from kernels.files import write_atomically
 
@@ -147,7 +148,9 @@ def probe_cxx(command: tuple[str, ...]) -> Probe:
         return _probe_zig(command, zig) if zig.is_file() else _probe_driver("clang", command)
     if "Free Software Foundation" in version:
         return _probe_driver("gcc", command)
-    raise UnsupportedError(f"{shlex.join(command)} --version names neither gcc nor clang nor zig; it says: {version[:200]!r}")
+    raise UnsupportedError(
+        f"{shlex.join(command)} --version names neither gcc nor clang nor zig; it says: {version[:200]!r}"
+    )
 
 
 def _probe_zig(command: tuple[str, ...], zig: Path) -> Probe:
@@ -190,7 +193,7 @@ def _probe_driver(kind: str, command: tuple[str, ...]) -> Probe:
 
 def _own_options(step: list[str]) -> list[str]:
     # What is left of the compile step without the places it names: the options that nobody asked for.
-    return [word for word in step[1:] if "/" not in word and os.getcwd() not in word]
+    return [word for word in step[1:] if "/" not in word]
 
 
 def _ask(command: Iterable[str], *arguments: str) -> str:
@@ -247,7 +250,7 @@ def _signatures(files: Iterable[Any]) -> list[list[Any]]:
     result: list[list[Any]] = []
     for path, *_ in files:
         try:
-            info = os.stat(path)
+            info = Path(path).stat()
             result.append([path, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino])
         except OSError:
             result.append([path])
@@ -278,5 +281,3 @@ def _save(memo: Path | None, entries: dict[str, Any]) -> None:
         write_atomically(memo, json.dumps({"schema": _MEMO_SCHEMA, "toolchains": newest}).encode())
     except OSError:
         return  # costs only time
-
-

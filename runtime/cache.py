@@ -17,7 +17,7 @@ manifest.json:
     key         the directory's own name
     inputs      the key's inputs; sha256(canonical_json(inputs)) == key
     arch, name  what the index calls it
-    config      every field of the kernel's config, and its operands: see `operands` there
+    config      the fields of the kernel's config and nothing else; triples are lists
     target      {"machine": ..., "system": ...} as platform.machine() and platform.system() say
     files       {"kernel.so": {"size": bytes, "sha256": hex}}
     build       seconds, command, compiler: facts that do not enter the key
@@ -143,11 +143,11 @@ class Cache:
         """Return where the index keeps a kernel's current key."""
         return self.root / "index" / arch / f"{name}.json"
 
-    def entries(self, arch: str | None = None) -> Iterator[IndexEntry]:
-        """Yield the index's readable entries, by arch and name; broken ones are left out."""
+    def entries(self, arch: str | None = None, pattern: str = "*") -> Iterator[IndexEntry]:
+        """Yield the index's readable entries whose names match a glob, by arch and name; broken ones are left out."""
         folders = sorted(self.root.glob("index/*") if arch is None else [self.root / "index" / arch])
         for folder in folders:
-            for path in sorted(folder.glob("*.json")):
+            for path in sorted(folder.glob(f"{pattern}.json")):
                 try:
                     yield self.entry(folder.name, path.stem)
                 except (CorruptObject, KernelNotFound):
@@ -215,12 +215,25 @@ class Cache:
             raise CorruptObject(f"{path / LIBRARY}: the manifest says {said}; found {came}")
         return CacheObject(self.root, key, manifest, _read_selftest(path, key, recorded["sha256"]))
 
+    def why_untrusted(self, key: str) -> str | None:
+        """Say why an object's files must not be believed, whatever they hold; None where they may.
+
+        A file that is not there is left to `read`.
+        """
+        for name in (LIBRARY, MANIFEST, SELFTEST):
+            try:
+                reason = why_untrusted(self.root, object_path(self.root, key) / name)
+            except FileNotFoundError:
+                continue
+            if reason:
+                return reason
+        return None
+
     def check_trust(self, obj: CacheObject) -> None:
         """Raise Refused unless everything on the way to the object's library is in trusted hands."""
-        for name in (LIBRARY, MANIFEST):
-            reason = why_untrusted(self.root, obj.path / name)
-            if reason:
-                raise Refused(f"{obj.arch}/{obj.name} not loaded: {reason}")
+        reason = self.why_untrusted(obj.key)
+        if reason:
+            raise Refused(f"{obj.arch}/{obj.name} not loaded: {reason}")
 
 
 def describe_file(path: Path) -> dict[str, Any] | None:

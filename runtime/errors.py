@@ -29,3 +29,7 @@ class Refused(GemmillError):
 
 class DeviceError(GemmillError, RuntimeError):
     """The kernel or its driver reported a failure while running."""
+
+
+class CorruptObjectWarning(UserWarning):
+    """A cache object was passed over because it does not verify."""

@@ -1,0 +1,261 @@
+"""The command ``gemmill``: what is in the caches, whether it is sound, and why it is or is not used."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gemmill import __version__
+from gemmill.arch import ARCHS
+from gemmill.cache import Cache, CacheObject
+from gemmill.device import cpu_model, gpu_drivers
+from gemmill.errors import ArgumentError, CorruptObject, GemmillError, KernelNotFound
+from gemmill.explain import explain_difference, explain_key
+from gemmill.loader import BACKENDS, Candidate, examine
+from gemmill.search import Place, search_path
+from gemmill.selftest import run_selftest
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return 0, 1 where what it looked at is not well, or 2 on a wrong request."""
+    options = _parser().parse_args(arguments)
+    try:
+        status = int(options.run(options))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader has seen enough; keep Python's own flush at exit from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except (GemmillError, OSError) as error:
+        print(f"gemmill: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gemmill", description="Kernels in gemmill caches.")
+    parser.add_argument("--version", action="version", version=f"gemmill {__version__}")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--cache", action="append", metavar="DIR", help="look here and nowhere else (repeatable); default: search path"
+    )
+    common.add_argument("--arch", choices=ARCHS, help="only this arch")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, parents=[common], help=text, description=text)
+        command.set_defaults(run=run)
+        return command
+
+    add("list", _list, "list the kernels and their selftest outcomes").add_argument("--json", action="store_true")
+    show = add("show", _show, "print what one kernel is and how it was made")
+    show.add_argument("kernel", metavar="NAME|KEY")
+    show.add_argument("--json", action="store_true")
+    add("verify", _verify, "check every object's files against its manifest")
+    test = add("selftest", _selftest, "run selftests in child processes and record the outcomes")
+    test.add_argument("kernels", metavar="NAME|KEY", nargs="*")
+    test.add_argument("--all", action="store_true", help="every kernel, also those that passed already")
+    test.add_argument("--timeout", type=_seconds, default=60.0, help="seconds a kernel may take (default: 60)")
+    explain = add("explain", _explain, "print what a key was made of; with two, what differs")
+    explain.add_argument("kernels", metavar="NAME|KEY", nargs="+")
+    add("env", _env, "print archs, devices, caches searched, and why each kernel is accepted or refused")
+    bench = add("bench", _bench, "quantise the matrices of a .npy or .safetensors file and time the kernels on them")
+    bench.add_argument("file", type=Path)
+    bench.add_argument("--rows", type=int, default=32, metavar="M", help="rows of A (default: 32)")
+    bench.add_argument("--tensor", metavar="NAME", help="only tensors with NAME in their names")
+    bench.add_argument("--limit", type=int, default=8, metavar="COUNT", help="tensors of a file (default: 8)")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is no positive number of seconds")
+    return value
+
+
+def _places(options: argparse.Namespace) -> list[Place]:
+    return list(search_path(options.cache))
+
+
+def _caches(options: argparse.Namespace) -> Iterator[Cache]:
+    return (Cache(place.root) for place in _places(options) if place.root is not None)
+
+
+def _candidates(options: argparse.Namespace) -> Iterator[Candidate]:
+    for cache in _caches(options):
+        for entry in cache.entries(options.arch):
+            yield examine(cache, entry.key, entry)
+
+
+def _find(options: argparse.Namespace, wanted: str) -> Iterator[tuple[Cache, str]]:
+    """Yield (cache, key) of what a name, ARCH/NAME or the start of a key means on the search path."""
+    arch, _, name = wanted.rpartition("/")
+    arch = arch or options.arch
+    looks_like_key = len(wanted) >= 6 and set(wanted) <= set("0123456789abcdef")
+    for cache in _caches(options):
+        if looks_like_key:
+            matches = [key for key in sorted(cache.keys()) if key.startswith(wanted)]
+            if len(matches) > 1:
+                raise ArgumentError(f"{cache.root} has {len(matches)} keys that start with {wanted}: give more of it")
+            yield from ((cache, key) for key in matches)
+        else:
+            yield from ((cache, entry.key) for entry in cache.entries(arch or None) if entry.name == name)
+
+
+def _find_one(options: argparse.Namespace, wanted: str) -> CacheObject:
+    found = list(_find(options, wanted))
+    if not found:
+        searched = ", ".join(map(str, _places(options)))
+        raise KernelNotFound(f"no kernel or key {wanted!r} in {searched}; `gemmill list` prints what is there")
+    archs = {key: cache.read(key).arch for cache, key in found} if len(found) > 1 else {}
+    if len(set(archs.values())) > 1:
+        raise ArgumentError(f"{wanted!r} exists for several archs: say --arch {' or '.join(sorted(archs.values()))}")
+    cache, key = found[0]
+    return cache.read(key)
+
+
+def _table(rows: list[list[str]], header: list[str]) -> None:
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    for row in [header, *rows]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _list(options: argparse.Namespace) -> int:
+    candidates = list(_candidates(options))
+    if options.json:
+        fields = ("arch", "name", "key", "outcome", "refusal")
+        print(json.dumps([{"cache": str(c.root), **{name: getattr(c, name) for name in fields}} for c in candidates]))
+        return 0
+    rows = [[c.arch, c.name, c.key[:12], "corrupt" if c.corrupt else c.outcome] for c in candidates]
+    if rows:
+        _table(rows, ["ARCH", "KERNEL", "KEY", "SELFTEST"])
+    else:
+        print("no kernels in", ", ".join(map(str, _places(options))))
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    obj = _find_one(options, options.kernel)
+    if options.json:
+        print(json.dumps({"root": str(obj.root), "manifest": obj.manifest, "selftest": obj.selftest}, indent=1))
+        return 0
+    manifest, selftest = obj.manifest, obj.selftest
+    print(f"{obj.arch}/{obj.name}")
+    print(f"  key        {obj.key}")
+    print(f"  library    {obj.library}")
+    size = manifest["files"]["kernel.so"]
+    print(f"  file       {size['size']:,} bytes, sha256 {size['sha256']}")
+    print(f"  target     {manifest['target'].get('machine')} {manifest['target'].get('system')}")
+    for name, value in manifest["config"].items():
+        print(f"  {name:10} {'x'.join(map(str, value)) if isinstance(value, list) else value}")
+    build = manifest.get("build")
+    for name, value in build.items() if isinstance(build, dict) else ():
+        print(f"  {name:10} {' '.join(map(str, value)) if isinstance(value, list) else value}")
+    print(f"  selftest   {obj.outcome}")
+    for name in ("reason", "device", "date", "seconds", "time_ms", "time_shape"):
+        value = (selftest or {}).get(name)
+        if value is not None:
+            print(f"    {name:10} {', '.join(map(str, value.values())) if isinstance(value, dict) else value}")
+    for name, value in ((selftest or {}).get("errors") or {}).items():
+        print(f"    {name:30} {value:.4f} of the bound")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    sound = broken = 0
+    for cache in _caches(options):
+        for key in sorted(cache.keys()):
+            try:
+                obj = cache.read(key)
+                cache.check_trust(obj)
+                sound += 1
+            except GemmillError as error:
+                broken += 1
+                print(f"{key[:12]}: {error}")
+        for entry in cache.entries(options.arch):
+            if not (cache.root / "objects" / entry.key[:2] / entry.key).is_dir():
+                broken += 1
+                print(f"{cache.root}: the index names {entry.arch}/{entry.name} with absent key {entry.key}")
+    print(f"{sound} objects verified, {broken} broken")
+    return 1 if broken else 0
+
+
+def _selftest(options: argparse.Namespace) -> int:
+    work = list(_selftest_work(options))
+    failed = 0
+    for cache, key, label in work:
+        try:
+            record = run_selftest(cache, key, timeout=options.timeout)
+        except CorruptObject as error:
+            record = {"outcome": "corrupt", "reason": str(error), "seconds": 0.0, "saved": True}
+        failed += record["outcome"] not in ("passed", "untested")
+        note = f": {record['reason']}" if record["reason"] else ""
+        print(f"{record['outcome']:8} {record['seconds']:6.2f} s  {label}{note}", flush=True)
+        if not record["saved"] and record["outcome"] != "untested":
+            print(f"         not recorded: {record['not_saved']}")
+    print(f"{len(work)} tested, {failed} failed")
+    return 1 if failed else 0
+
+
+def _selftest_work(options: argparse.Namespace) -> Iterator[tuple[Cache, str, str]]:
+    if options.kernels:
+        for wanted in options.kernels:
+            obj = _find_one(options, wanted)
+            yield Cache(obj.root), obj.key, f"{obj.arch}/{obj.name}"
+        return
+    for cache in _caches(options):
+        for entry in cache.entries(options.arch):
+            candidate = examine(cache, entry.key, entry, allow_untested=True)
+            # Without --all: those whose selftest is still to be done.
+            if options.all or (candidate.refusal is None and candidate.outcome == "untested"):
+                yield cache, entry.key, f"{entry.arch}/{entry.name}"
+
+
+def _explain(options: argparse.Namespace) -> int:
+    if len(options.kernels) > 2:
+        raise ArgumentError(f"explain takes one or two kernels or keys, not {len(options.kernels)}")
+    objects = [_find_one(options, wanted) for wanted in options.kernels]
+    if len(objects) == 1:
+        print(explain_key(objects[0].manifest))
+    else:
+        print(explain_difference(objects[0].manifest, objects[1].manifest))
+    return 0
+
+
+def _env(options: argparse.Namespace) -> int:
+    print(f"gemmill {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    print(f"cpu: {cpu_model()}")
+    drivers = ", ".join(f"{name} {'found' if found else 'not found'}" for name, found in gpu_drivers().items())
+    print(f"GPU drivers: {drivers}")
+    print("archs:")
+    for row in ARCHS.values():
+        check = BACKENDS.get(row.backend)
+        reason = check(row) if check else f"this gemmill lacks the {row.backend} backend"
+        print(f"  {row.name:16} {row.encoding:5} {reason or 'runs here'}")
+    print("caches:")
+    for place in _places(options):
+        there = "" if place.root is None else f": {_count(Cache(place.root))}" if place.root.is_dir() else ": absent"
+        print(f"  {place}{there}")
+    print("kernels:")
+    for candidate in _candidates(options):
+        print(f"  {candidate}")
+    return 0
+
+
+def _count(cache: Cache) -> str:
+    return f"{sum(1 for _ in cache.entries())} kernels, {len(cache.keys())} objects"
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from gemmill.bench import bench_file
+
+    return bench_file(options.file, options.rows, options.tensor, options.limit, options.cache, options.arch)

@@ -1,0 +1,306 @@
+"""From a name or a key to a kernel that may be called.
+
+A library runs with the caller's rights from the moment it is opened, so everything that can be known without
+opening it is checked first, and in this order:
+
+1. trust    nobody but trusted users could have written it (gemmill.trust)
+2. whole    manifest, size and hash agree; the index and the manifest mean the same kernel
+3. host     this machine, system and CPU can run it (gemmill.arch)
+4. selftest it passed on record, or the caller takes it untested
+
+Each candidate carries its refusal as data, so that an error and ``gemmill env`` can say why. A corrupt object is a
+miss: it is warned about, and the next candidate is tried.
+"""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemmill.arch import ARCHS, Arch, find_arch, host_archs, why_not_host
+from gemmill.cache import Cache, CacheObject, IndexEntry, is_key, object_path
+from gemmill.errors import (
+    ArgumentError,
+    CorruptObject,
+    CorruptObjectWarning,
+    GemmillError,
+    KernelNotFound,
+    Refused,
+)
+from gemmill.library import Library
+from gemmill.search import CacheArgument, Place, search_path
+
+if TYPE_CHECKING:
+    import numpy as np
+    from gemmill.operands import Int4Matrix, PreshuffledScale
+
+# What tells whether a backend's archs run here. A backend that is not listed can't be called from Python.
+BACKENDS: dict[str, Callable[[Arch], str | None]] = {"cpu": why_not_host}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One object that was looked at.
+
+    Attributes
+    ----------
+    root : Path
+        The cache that holds it.
+    arch, name, key : str
+        What the index, or else its manifest, calls it.
+    outcome : str
+        Of its selftest; ``unknown`` where the object was refused before that was read.
+    refusal : str or None
+        Why it is not loaded; None where it may be.
+    corrupt : bool
+        The refusal is that it does not verify.
+    """
+
+    root: Path
+    arch: str
+    name: str
+    key: str
+    outcome: str = "unknown"
+    refusal: str | None = None
+    corrupt: bool = False
+    object: CacheObject | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.arch}/{self.name} ({self.key[:12]} in {self.root}): {self.refusal or 'accepted'}"
+
+
+class Kernel:
+    """One kernel, opened and ready to be called.
+
+    Attributes
+    ----------
+    name, arch, key : str
+    config : dict
+        Its configuration: variant, layout, family, tile, warps, warp_tile, out, operator, group.
+    path : Path
+        Its shared library.
+    outcome : str
+        Of its selftest.
+    """
+
+    def __init__(self, obj: CacheObject) -> None:
+        self.name = obj.name
+        self.arch = obj.arch
+        self.key = obj.key
+        self.config: dict[str, Any] = dict(obj.manifest["config"])
+        self.path = obj.library
+        self.outcome = obj.outcome
+        self.encoding = find_arch(obj.arch).encoding
+        # The name's segment, not the family, says that AQ is stored shuffled.
+        self.preshuffle = "_preshufflequant" in obj.name
+        self.library = Library(obj.library, obj.arch, obj.name)
+        self.library.initialize()
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.arch}/{self.name} {self.key[:12]} {self.outcome}>"
+
+    def __call__(
+        self,
+        a_q: np.ndarray[Any, Any] | Int4Matrix,
+        b: np.ndarray[Any, Any],
+        a_scale: np.ndarray[Any, Any] | PreshuffledScale,
+        out: np.ndarray[Any, Any] | None = None,
+    ) -> np.ndarray[Any, Any]:
+        """Multiply with this kernel; see `gemmill.gemm_aquant`."""
+        from gemmill.api import gemm_aquant
+
+        return gemm_aquant(a_q, b, a_scale, out, kernel=self)
+
+
+def load(
+    name_or_key: str, cache: CacheArgument = None, arch: str | None = None, allow_untested: bool = False
+) -> Kernel:
+    """Load one kernel.
+
+    Parameters
+    ----------
+    name_or_key : str
+        A kernel's name, ``ARCH/NAME``, or the first 6 or more hex digits of a key.
+    cache : path-like, Cache or sequence of them, optional
+        Look here and nowhere else; else the search path (gemmill.search).
+    arch : str, optional
+        Only this arch; else the best one that this host runs.
+    allow_untested : bool
+        Take an object without a passed selftest. One that failed is never taken.
+
+    Returns
+    -------
+    Kernel
+
+    Raises
+    ------
+    KernelNotFound
+        If no cache on the path has it; the text lists where it was looked for and how to build it.
+    Refused
+        If it was found but must not be loaded; the text gives the reason for each candidate.
+    ArgumentError
+        If the arch is unknown.
+    """
+    places = list(search_path(cache))
+    head, slash, tail = name_or_key.partition("/")
+    if slash:
+        name_or_key, arch = tail, arch or head
+    row = find_arch(arch) if arch else None
+    if set(name_or_key) <= set("0123456789abcdef") and len(name_or_key) >= 6:
+        found = by_key(places, name_or_key, allow_untested)
+        wanted = f"key {name_or_key}"
+    else:
+        # Archs that this host can't run come last: they are there only to say why.
+        order = [row.name] if row else _arch_order()
+        found = by_pattern(places, order, name_or_key, allow_untested)
+        wanted = f"{order[0]}/{name_or_key}"
+    kernel, refused = first_usable(c for c in found if row is None or c.arch == row.name)
+    if kernel is not None:
+        return kernel
+    text = explain_miss(wanted, places, refused)
+    raise (Refused if any(not c.corrupt for c in refused) else KernelNotFound)(text)
+
+
+def _arch_order() -> list[str]:
+    best = [row.name for row in host_archs()]
+    return best + [name for name in ARCHS if name not in best]
+
+
+def by_key(places: Iterable[Place], prefix: str, allow_untested: bool = False) -> Iterator[Candidate]:
+    """Yield what the places hold under a key, or the start of one."""
+    for cache in _caches(places):
+        matches = [prefix] if is_key(prefix) else [key for key in sorted(cache.keys()) if key.startswith(prefix)]
+        if len(matches) > 1:
+            raise ArgumentError(
+                f"{cache.root} has {len(matches)} objects whose key starts with {prefix}: give more of it"
+            )
+        for key in matches:
+            if object_path(cache.root, key).is_dir():
+                yield examine(cache, key, allow_untested=allow_untested)
+
+
+def by_pattern(
+    places: Iterable[Place],
+    archs: Iterable[str],
+    pattern: str,
+    allow_untested: bool = False,
+    suits: Callable[[IndexEntry], bool] = lambda entry: True,
+) -> Iterator[Candidate]:
+    """Yield indexed kernels whose names match a glob: arch by arch, within one place by place, then by name."""
+    places = list(places)
+    for arch in archs:
+        for cache in _caches(places):
+            for entry in cache.entries(arch, pattern):
+                if suits(entry):
+                    yield examine(cache, entry.key, entry, allow_untested)
+
+
+def _caches(places: Iterable[Place]) -> Iterator[Cache]:
+    return (Cache(place.root) for place in places if place.root is not None)
+
+
+def examine(
+    cache: Cache, key: str, entry: IndexEntry | None = None, allow_untested: bool = False, any_outcome: bool = False
+) -> Candidate:
+    """Decide on one object, without opening its library.
+
+    Parameters
+    ----------
+    cache : Cache
+    key : str
+    entry : IndexEntry, optional
+        The index entry that led here; the manifest must mean the same kernel.
+    allow_untested : bool
+        Accept an object without a passed selftest.
+    any_outcome : bool
+        Accept even one that failed; only a selftest asks for that.
+    """
+    label = (cache.root, entry.arch if entry else "?", entry.name if entry else "?", key)
+    try:
+        reason = cache.why_untrusted(key)
+        if reason:
+            return Candidate(*label, refusal=reason)
+        obj = cache.read(key)
+    except KernelNotFound as error:
+        # The index may name what gc removed, or a concurrent removal may have been quicker.
+        return Candidate(*label, refusal=str(error), corrupt=True)
+    except (CorruptObject, OSError) as error:
+        return Candidate(*label, refusal=str(error), corrupt=True)
+    if entry and (obj.arch, obj.name) != (entry.arch, entry.name):
+        text = f"the index calls it {entry.arch}/{entry.name}, its manifest {obj.arch}/{obj.name}"
+        return Candidate(*label, refusal=text, corrupt=True)
+    refusal = why_not_here(obj) or (None if any_outcome else _why_not_tested(obj, allow_untested))
+    return Candidate(cache.root, obj.arch, obj.name, key, obj.outcome, refusal, object=obj)
+
+
+def why_not_here(obj: CacheObject) -> str | None:
+    """Say why this machine can't run an object; None where it can."""
+    target = obj.manifest["target"]
+    built = (target.get("machine"), target.get("system"))
+    here = (platform.machine(), platform.system())
+    if built != here:
+        return f"built for {built[0]} {built[1]}, this machine is {here[0]} {here[1]}"
+    row = ARCHS.get(obj.arch)
+    if row is None:
+        return f"unknown arch {obj.arch}: this gemmill knows {', '.join(ARCHS)}"
+    if row.backend not in BACKENDS:
+        return f"{row.name} needs the {row.backend} backend, which this gemmill lacks; it has {', '.join(BACKENDS)}"
+    return BACKENDS[row.backend](row)
+
+
+def _why_not_tested(obj: CacheObject, allow_untested: bool) -> str | None:
+    if obj.outcome == "passed":
+        return None
+    if obj.outcome in ("untested", "simulated"):
+        if allow_untested:
+            return None
+        return (
+            f"its selftest outcome is {obj.outcome}: run `gemmill selftest {obj.key[:12]}`, or pass allow_untested=True"
+        )
+    reason = (obj.selftest or {}).get("reason") or "no reason on record"
+    return f"its selftest {obj.outcome}: {reason}"
+
+
+def first_usable(candidates: Iterable[Candidate]) -> tuple[Kernel | None, list[Candidate]]:
+    """Open the first candidate that is accepted and opens; return it with those passed over before it."""
+    refused: list[Candidate] = []
+    for candidate in candidates:
+        if candidate.refusal is None and candidate.object is not None:
+            try:
+                return Kernel(candidate.object), refused
+            except GemmillError as error:
+                corrupt = isinstance(error, CorruptObject)
+                candidate = Candidate(*_label(candidate), candidate.outcome, str(error), corrupt)
+        if candidate.corrupt:
+            warnings.warn(f"passed over {candidate}", CorruptObjectWarning, stacklevel=1)
+        refused.append(candidate)
+    return None, refused
+
+
+def _label(candidate: Candidate) -> tuple[Path, str, str, str]:
+    return candidate.root, candidate.arch, candidate.name, candidate.key
+
+
+def explain_miss(wanted: str, places: Iterable[Place], refused: Iterable[Candidate]) -> str:
+    """Return the text of an error: what was wanted, where it was looked for, what was refused, what to do."""
+    lines = [f"no usable kernel for {wanted}", "caches searched:"]
+    lines += [f"  {place}{'' if place.root is None or place.root.is_dir() else ', absent'}" for place in places]
+    refused = list(refused)
+    if refused:
+        lines += ["refused:", *(f"  {candidate}" for candidate in refused)]
+    if "/" in wanted:
+        lines.append(f"build it in the gemmill repository: ./mill 'selftest:{wanted}'")
+    return "\n".join(lines)
+
+
+def resolve(kernel: Kernel | str, arch: str | None, allow_untested: bool) -> Kernel:
+    """Return the kernel that an API argument means: a Kernel, a name or a key."""
+    if isinstance(kernel, Kernel):
+        if arch is not None and find_arch(arch).name != kernel.arch:
+            raise ArgumentError(f"arch {arch!r} with a kernel of arch {kernel.arch!r}: leave one of them out")
+        return kernel
+    return load(kernel, arch=arch, allow_untested=allow_untested)

@@ -1,0 +1,226 @@
+"""Running a kernel's selftest in a process of its own, and recording what came of it.
+
+A library under test may crash, hang, exit or print; in a child process with a time limit each of these is a result.
+The checks themselves are in gemmill.selfcheck. This module loads no numpy, so that a task graph can run many.
+
+selftest.json:
+
+    schema          SELFTEST_SCHEMA
+    key             the object
+    library_sha256  the exact library that was tested; a record about another one counts for nothing
+    outcome         "passed" or "failed" ("simulated" from backends that emulate their device)
+    reason          why it failed, null when it passed
+    device          cpu, machine, system, arch
+    shapes          [[M, N, K], ...] that were multiplied
+    errors          {check: largest error relative to its bound}; exact checks have 0
+    seconds         wall time of the child
+    time_ms         the kernel's own mean time for time_shape
+    time_shape      [M, N, K]
+    gemmill, date   version, and UTC time in ISO 8601
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gemmill import __version__
+from gemmill.cache import LIBRARY, SELFTEST, Cache
+from gemmill.device import cpu_model
+from gemmill.errors import CorruptObject
+from gemmill.loader import examine
+
+SELFTEST_SCHEMA = 1
+
+# (argv, timeout in seconds) -> (return code, stdout, stderr); a signal is a negative code. Raises TimeoutError or
+# subprocess.TimeoutExpired when the time is over and the child is gone.
+Runner = Callable[[Sequence[str], float], tuple[int, str, str]]
+
+
+def run_selftest(
+    cache: Cache, key: str, *, timeout: float = 60, record: bool = True, run: Runner | None = None
+) -> dict[str, Any]:
+    """Test one object in a child process.
+
+    Parameters
+    ----------
+    cache : Cache
+    key : str
+        The object's whole key.
+    timeout : float
+        Seconds before the child is killed and the test has failed.
+    record : bool
+        Write the result into the object as selftest.json, atomically.
+    run : callable, optional
+        Runs the child: ``(argv, timeout) -> (return code, stdout, stderr)``.
+
+    Returns
+    -------
+    dict
+        The record, see the module's text, and beside it ``saved`` and, where it could not be written, ``not_saved``:
+        why. Where this machine can't run the kernel the outcome is ``untested`` and nothing is written.
+
+    Raises
+    ------
+    CorruptObject
+        If the object is not there or does not verify.
+    """
+    candidate = examine(cache, key, any_outcome=True)
+    if candidate.corrupt:
+        raise CorruptObject(str(candidate.refusal))
+    obj = candidate.object
+    result: dict[str, Any] = {
+        "schema": SELFTEST_SCHEMA,
+        "key": key,
+        "library_sha256": obj.manifest["files"][LIBRARY]["sha256"] if obj else None,
+        "outcome": "untested",
+        "reason": candidate.refusal,
+        "device": {
+            "cpu": cpu_model(),
+            "machine": platform.machine(),
+            "system": platform.system(),
+            "arch": candidate.arch,
+        },
+        "shapes": [],
+        "errors": {},
+        "seconds": 0.0,
+        "time_ms": None,
+        "time_shape": None,
+        "gemmill": __version__,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+    if obj is None or candidate.refusal:
+        return {**result, "saved": False, "not_saved": "nothing was tested"}
+    start = time.monotonic()
+    result.update(_run_child([str(cache.root), key], timeout, run or run_child))
+    result["seconds"] = round(time.monotonic() - start, 3)
+    saved: dict[str, Any] = {"saved": False, "not_saved": "not asked to"}
+    if record:
+        saved = _save(obj.path / SELFTEST, result)
+    return {**result, **saved}
+
+
+def child_argv(arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs the checks of gemmill.selfcheck."""
+    return [sys.executable, "-m", "gemmill", "_selftest-child", *arguments]
+
+
+def _run_child(arguments: Sequence[str], timeout: float, run: Runner) -> dict[str, Any]:
+    try:
+        code, stdout, stderr = run(child_argv(arguments), timeout)
+    except (TimeoutError, subprocess.TimeoutExpired) as error:
+        # subprocess hands over what the child had written by then.
+        output = getattr(error, "stdout", None) or b""
+        text = output if isinstance(output, str) else output.decode("utf-8", "replace")
+        return _failed(f"no end within {timeout:g} s{_last_step(text)}")
+    except OSError as error:
+        return _failed(f"the child process did not start: {error}")
+    if code < 0:
+        return _failed(f"killed by {_signal_name(-code)}{_last_step(stdout)}{_tail(stderr)}")
+    report = _report(stdout)
+    if code != 0 or report is None:
+        said = "without a report" if report is None else "after its report"
+        return _failed(f"exited with status {code} {said}{_last_step(stdout)}{_tail(stderr)}")
+    return report
+
+
+def _failed(reason: str) -> dict[str, Any]:
+    return {"outcome": "failed", "reason": reason}
+
+
+def _report(stdout: str) -> dict[str, Any] | None:
+    """Return the report on the child's last line, None where there is none."""
+    lines = stdout.strip().splitlines()
+    try:
+        report = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        return None
+    if not isinstance(report, dict) or report.get("outcome") not in ("passed", "failed", "simulated"):
+        return None
+    return report
+
+
+def _last_step(stdout: str) -> str:
+    steps = [line[6:] for line in stdout.splitlines() if line.startswith("step: ")]
+    return f" during {steps[-1]}" if steps else " before its first check"
+
+
+def _tail(stderr: str) -> str:
+    text = stderr.strip()[-400:]
+    return f"; it wrote: {text}" if text else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def run_child(argv: Sequence[str], timeout: float) -> tuple[int, str, str]:
+    """Run a command in a session of its own; when the time is over, kill all of it and raise TimeoutExpired."""
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+        env=_child_environment(),
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as error:
+            _kill(process)
+            stdout, stderr = process.communicate()
+            raise subprocess.TimeoutExpired(argv, timeout, stdout, stderr) from error
+        except BaseException:
+            _kill(process)
+            raise
+    return process.returncode, stdout, stderr
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        process.kill()
+
+
+def _child_environment() -> dict[str, str]:
+    """Return an environment in which the child imports the gemmill that runs now, not one in its directory."""
+    package_parent = Path(__file__).resolve().parent.parent
+    environment = dict(os.environ, PYTHONSAFEPATH="1")
+    if (package_parent / "gemmill").is_dir():
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(package_parent), environment.get("PYTHONPATH", "")])
+        )
+    return environment
+
+
+def _save(path: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """Write a record by way of a temporary file, so that readers see the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                json.dump(record, file, indent=1)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        return {"saved": False, "not_saved": f"failed to write {path}: {error.strerror or error}"}
+    return {"saved": True}
