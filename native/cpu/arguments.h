@@ -1,7 +1,7 @@
 /* Argument checks of both entries. Each failure names the argument, its value and what was expected. */
 #pragma once
 
-#include "cpu/block.h"
+#include "cpu/base.h"
 #include "cpu/error.h"
 
 namespace gemmill {
