@@ -113,7 +113,7 @@ class Int4Matrix:
             raise ArgumentError(f"int4 values must lie in -8..7; found {values.min()} to {values.max()}")
         if order not in ("C", "F"):
             raise ArgumentError(f"order {order!r}: accepted are 'C' (row-major) and 'F' (column-major)")
-        codes = (values.ravel(order=order).astype(np.int8) + 8).astype(np.uint8)  # type: ignore[call-overload]
+        codes = (values.ravel(order=order).astype(np.int8) + 8).astype(np.uint8)
         return cls(pack_codes(codes), values.shape, order)
 
     def values(self) -> Array:

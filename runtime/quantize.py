@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from gemmill.arch import find_arch
-from gemmill.dtypes import ENCODINGS, kind_dtype, max_finite
+from gemmill.dtypes import ENCODINGS, decode_table, kind_dtype, max_finite
 from gemmill.errors import ArgumentError
 from gemmill.layout import GROUP_K, find_layout, groups
 from gemmill.operands import Array, Int4Matrix, describe_array
@@ -114,9 +114,11 @@ def _quantize_rows(x: Array, a_q: Array, a_scale: Array, limit: float) -> None:
 
 def _round_scale(scale: Array, dtype: np.dtype[Any]) -> Array:
     """Return scales as float32 values that `dtype` holds exactly, none below what was asked unless out of range."""
+    rounded: Array
     if dtype == np.float32:
-        return np.maximum(scale, np.float32(_MIN_SCALE))
-    values = np.arange(1, 256, dtype=np.uint8).view(dtype).astype(np.float32)
+        rounded = np.maximum(scale, np.float32(_MIN_SCALE))
+        return rounded
+    values = decode_table(dtype.name)
     values = np.sort(values[(values > 0) & np.isfinite(values)])
-    rounded: Array = values[np.minimum(np.searchsorted(values, scale), values.size - 1)]
+    rounded = values[np.minimum(np.searchsorted(values, scale), values.size - 1)]
     return rounded

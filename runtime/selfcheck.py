@@ -254,13 +254,13 @@ class Checker:
             (1, 1, 1),
             (1, tn + 1, GROUP_K - 1),
             (tm + 1, 2 * tn + 3, tk + 1),
-            (2 * tm + 3, tn - 1, 2 * tk - 3),
-            (3, tn // 2 + 1, GROUP_K),
+            (2 * tm + 3, tn // 2 + 1, 2 * tk - 3),
+            (3, tn - 1, GROUP_K),
         ]
 
     def random_shapes(self) -> list[tuple[int, int, int]]:
         tm, tn, tk = self.tile
-        return [(1, tn, tk), (tm + 3, tn + 5, 2 * tk + 37), (2 * tm, 2 * tn, 2 * tk)]
+        return [(1, 2 * tn, tk), (tm + 3, tn + 5, 2 * tk + 37), (5, tn, 4 * tk)]
 
     def _products(self, label: str, problem: Problem, entries: Sequence[str] = ()) -> Iterator[tuple[str, Array]]:
         """Yield (step, C) for each entry, and enter the check in the record."""
