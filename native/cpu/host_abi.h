@@ -4,9 +4,9 @@
 #include <time.h>
 
 #include "abi.h"
-#include "cpu/arguments.h"
+#include "host/arguments.h"
 #include "cpu/cpu_features.h"
-#include "cpu/preshuffle.h"
+#include "host/preshuffle.h"
 #include "cpu/schedule.h"
 
 namespace gemmill {

@@ -4,7 +4,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
-#include "cpu/error.h"
+#include "host/error.h"
 #include "hip/hip_api.h"
 
 namespace gemmill {

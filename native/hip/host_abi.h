@@ -5,8 +5,8 @@
 #include <stdlib.h>
 
 #include "abi.h"
-#include "cpu/arguments.h"
-#include "cpu/preshuffle.h"
+#include "host/arguments.h"
+#include "host/preshuffle.h"
 #include "hip/args.h"
 #include "hip/driver.h"
 

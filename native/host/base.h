@@ -1,4 +1,4 @@
-/* What every other header of the cpu backend may rely on: integer types and compiler attributes. */
+/* What every other host-side header may rely on: integer types and compiler attributes. */
 #pragma once
 
 #include <stddef.h>

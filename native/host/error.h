@@ -6,7 +6,7 @@
 #pragma once
 
 #include "abi.h"
-#include "cpu/base.h"
+#include "host/base.h"
 
 namespace gemmill {
 

@@ -1,8 +1,8 @@
 /* Argument checks of both entries. Each failure names the argument, its value and what was expected. */
 #pragma once
 
-#include "cpu/base.h"
-#include "cpu/error.h"
+#include "host/base.h"
+#include "host/error.h"
 
 namespace gemmill {
 

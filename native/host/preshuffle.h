@@ -1,7 +1,7 @@
 /* AQ from row-major (M, QK) to (T, M, b): b groups a tile, T tiles; groups beyond QK are zeros. */
 #pragma once
 
-#include "cpu/base.h"
+#include "host/base.h"
 
 namespace gemmill {
 
