@@ -24,7 +24,7 @@ COMMANDS = {
     "list": "show every kernel selected, and where it stands",
     "explain": "say what a kernel's key was made from; with two names or keys, what differs",
     "verify": "check every object in the cache; quarantine what fails",
-    "gc": "remove objects that the index does not name, and with max_size= the oldest of them only",
+    "gc": "remove objects that the index does not name; with max_size= the longest unused ones, until that is met",
     "clean": "remove generated sources and memos (build/); the cache stays",
     "help": "print this",
 }
@@ -39,7 +39,7 @@ ARGUMENTS = {
     "toolchain": "compiler: g++, clang++, zig or a path; default: $CXX, then what is installed",
     "cache": "cache directory; default: cache/ of this checkout",
     "timeout": "seconds a selftest may take; default 120",
-    "max_size": "for gc: remove only until the cache is no larger, as 500M or 2G",
+    "max_size": "for gc: what the cache may keep, as 500M or 2G",
 }
 
 FLAGS = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import re
-import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -34,7 +34,8 @@ from kernels.toolchain import Toolchain, compiler_environment
 COMPILE_SECONDS = 900.0
 ATTEMPTS = 3  # at a kernel whose inputs are edited while they are compiled
 
-SOURCE = "kernel.cpp"
+# What the commands call the source and the headers' root, in the directory that they run in.
+SOURCE, NATIVE = "kernel.cpp", "native"
 
 # What every Linux has; anything else would tie a prebuilt cache to the machine that built it.
 _SYSTEM_LIBRARIES = re.compile(r"(lib(c|m|pthread|dl|rt)\.so(\.\d+)*|ld-(linux|musl)[-\w]*\.so(\.\d+)*)")
@@ -279,49 +280,50 @@ class Build:
             work, result, scratch = (stage / name for name in ("work", "object", "scratch"))
             for folder in (work, result, scratch):
                 folder.mkdir()
+            # The commands see relative names only, so nothing of where we are can get into what they make.
             (work / SOURCE).write_bytes(plan.source.content)
-            commands = plan.backend.commands(
-                plan.config, work / SOURCE, self.paths.native, work / LIBRARY, plan.toolchain
-            )
-            shown = self._shown(plan, commands, work)
-            seconds, output = self._run(commands, shown, work, scratch)
+            (work / NATIVE).symlink_to(self.paths.native, target_is_directory=True)
+            commands = plan.backend.commands(plan.config, Path(SOURCE), Path(NATIVE), Path(LIBRARY), plan.toolchain)
+            seconds, output = self._run(plan, commands, work, scratch)
+            shown = self._shown(plan, commands)
             try:
                 check_library(work / LIBRARY, self.paths.native)
-            except GemmillError as error:
+            except (GemmillError, OSError) as error:
                 raise CompileError(str(error), seconds, shown) from None
             (work / LIBRARY).rename(result / LIBRARY)
-            self.store.publish(
-                result, plan.key, self._manifest(plan, seconds, shown, output), lambda: self._check_inputs(plan)
-            )
+            manifest = self._manifest(plan, seconds, commands, output)
+            self.store.publish(result, plan.key, manifest, lambda: self._check_inputs(plan))
         return Outcome(plan.config, "built", plan.key, seconds, output, shown)
 
-    def _run(
-        self, commands: list[list[str]], shown: tuple[tuple[str, ...], ...], work: Path, scratch: Path
-    ) -> tuple[float, str]:
+    def _run(self, plan: _Plan, commands: list[list[str]], work: Path, scratch: Path) -> tuple[float, str]:
+        """Run the commands in `work`; return wall time and what they said, or raise CompileError."""
         start, output = time.monotonic(), ""
+        source = self._relative(self.codegen.path(plan.config))
         for i, argv in enumerate(commands):
             try:
                 code, out, err = self._children.run(argv, COMPILE_SECONDS, cwd=work, env=compiler_environment(scratch))
             except subprocess.TimeoutExpired:
-                code, out, err = 1, "", f"{shlex.join(shown[i])} did not end within {COMPILE_SECONDS:.0f} s"
-            output += (err + out).replace(f"{work}/", "")
+                code, out, err = 1, "", f"no end within {COMPILE_SECONDS:.0f} s"
+            output += (err + out).replace(f"{SOURCE}:", f"{source}:")
             if code:
-                said = output.strip() or f"{argv[0]} ended with status {code} and said nothing"
-                raise CompileError(said, time.monotonic() - start, shown[: i + 1])
+                ending = f"status {code}" if code > 0 else signal.Signals(-code).name
+                said = f"{output.strip()}\n{argv[0]} ended with {ending}".strip()
+                raise CompileError(said, time.monotonic() - start, self._shown(plan, commands[: i + 1]))
         return time.monotonic() - start, output.strip()
 
-    def _shown(self, plan: _Plan, commands: list[list[str]], work: Path) -> tuple[tuple[str, ...], ...]:
-        """Return the commands as a person can repeat them: from the generated file, into /tmp."""
-        source = str(self.codegen.path(plan.config))
+    def _shown(self, plan: _Plan, commands: list[list[str]]) -> tuple[tuple[str, ...], ...]:
+        """Return the commands as a person can repeat them anywhere: from the generated file, into /tmp."""
+        places = {
+            SOURCE: str(self.codegen.path(plan.config)),
+            NATIVE: str(self.paths.native),
+            LIBRARY: f"/tmp/{LIBRARY}",
+        }
+        return tuple(tuple(places.get(word, word) for word in argv) for argv in commands)
 
-        def show(word: str) -> str:
-            return word.replace(str(work / SOURCE), source).replace(str(work), "/tmp")
+    def _relative(self, path: Path) -> Path:
+        return path.relative_to(self.paths.root) if path.is_relative_to(self.paths.root) else path
 
-        return tuple(tuple(show(word) for word in argv) for argv in commands)
-
-    def _manifest(
-        self, plan: _Plan, seconds: float, commands: tuple[tuple[str, ...], ...], output: str
-    ) -> dict[str, Any]:
+    def _manifest(self, plan: _Plan, seconds: float, commands: list[list[str]], output: str) -> dict[str, Any]:
         config = plan.config
         return {
             "schema": MANIFEST_SCHEMA,
@@ -333,11 +335,11 @@ class Build:
             "target": {"machine": config.arch_row.machine or platform.machine(), "system": platform.system()},
             "build": {
                 "seconds": round(seconds, 3),
-                "commands": [list(argv) for argv in commands],
+                "commands": commands,
                 "compiler": str(plan.toolchain),
                 "resources": plan.backend.resources(config, output),
             },
-            "source": plan.source.content.decode().partition("\n")[2],
+            "source": plan.source.text,
         }
 
     def _raise_if_stopped(self) -> None:

@@ -57,6 +57,11 @@ class Source:
     inputs: str
     scan: Scan
 
+    @property
+    def text(self) -> str:
+        """The rendered text, without the stamp."""
+        return self.content.decode().partition("\n")[2]
+
 
 class Codegen:
     """Generates sources of one checkout; templates are read once, when first needed.

@@ -9,12 +9,15 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemmill.errors import GemmillError
 
 from kernels.arguments import Options, UsageError, help_text, parse
-from kernels.paths import CHECKOUT, Paths
+from kernels.paths import CHECKOUT
+
+if TYPE_CHECKING:
+    from kernels.store import Store
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -115,6 +118,35 @@ def explain(options: Options) -> int:
     return OK
 
 
+def verify(options: Options) -> int:
+    """Check every object and every index entry; move broken objects to quarantine."""
+    from kernels.sweep import verify
+
+    store = _store(options)
+    found = verify(store)
+    for key, reason in found.broken:
+        print(f"broken, moved to quarantine: {key[:12]} {reason}")
+    for name, reason in found.dangling:
+        print(f"not usable until it is built again: {name} {reason}")
+    print(f"{found.checked} objects checked in {store.root}: {len(found.broken)} broken")
+    return OK if found.ok else FAILED
+
+
+def gc(options: Options) -> int:
+    """Remove objects that the index does not name."""
+    from kernels.sweep import gc
+
+    store = _store(options)
+    swept = gc(store, options.max_size)
+    print(
+        f"{swept.objects} objects removed from {store.root}, {_mebibytes(swept.freed)} freed; "
+        f"{swept.kept} kept, {_mebibytes(swept.kept_bytes)}"
+    )
+    if options.max_size is not None and swept.kept_bytes > options.max_size:
+        print(f"more than {_mebibytes(options.max_size)} is left: the index names all of it")
+    return OK
+
+
 def help_(options: Options) -> int:
     """Print the arguments."""
     print(help_text())
@@ -123,7 +155,7 @@ def help_(options: Options) -> int:
 
 def clean(options: Options) -> int:
     """Remove what codegen and the memos left; the cache stays."""
-    for path in (CHECKOUT.generated, *CHECKOUT.build.glob("doit.sqlite3*"), *CHECKOUT.build.glob("memo*")):
+    for path in (CHECKOUT.generated, CHECKOUT.build / "memo", *CHECKOUT.build.glob("doit.sqlite3*")):
         if path.is_dir():
             shutil.rmtree(path)
         else:
@@ -131,8 +163,14 @@ def clean(options: Options) -> int:
     return OK
 
 
-def _paths(options: Options) -> Paths:
-    return Paths.of(CHECKOUT.root, options.cache)
+def _store(options: Options) -> Store:
+    from kernels.store import Store
+
+    return Store(options.cache or CHECKOUT.cache, lambda text: print(text, file=sys.stderr))
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
 
 
 def _catch_signals() -> None:
@@ -162,6 +200,8 @@ _COMMANDS: dict[str, Callable[[Options], int]] = {
     "build": build,
     "list": list_kernels,
     "explain": explain,
+    "verify": verify,
+    "gc": gc,
     "clean": clean,
     "help": help_,
 }

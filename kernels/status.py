@@ -55,7 +55,7 @@ def find_manifest(graph: Graph, word: str) -> dict[str, Any]:
         "arch": config.arch,
         "name": config.name,
         "inputs": inputs,
-        "source": source.read_text(encoding="utf-8"),
+        "source": source.read_text(encoding="utf-8").partition("\n")[2],  # without codegen's stamp
     }
 
 

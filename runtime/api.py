@@ -145,7 +145,10 @@ def gemm_aquant(
         allow_untested,
         os.environ.get(VARIABLE),
     )
-    plan = _plans.get(signature)
+    try:
+        plan = _plans.get(signature)
+    except TypeError:  # something unhashable, which the checks below refuse by name
+        plan = None
     if plan is None:
         plan = _make_plan(a_q, b, a_scale, out, out_dtype, kernel, arch, allow_untested)
         with _plans_lock:
@@ -185,7 +188,7 @@ def _signature(x: Any) -> tuple[Any, ...]:
     if isinstance(x, Int4Matrix):
         return (Int4Matrix, x.shape, x.order)
     if isinstance(x, PreshuffledScale):
-        return (PreshuffledScale, x.data.dtype, x.data.shape, x.k, x.tile_k)
+        return (PreshuffledScale, x.data.dtype, x.data.shape, x.groups, x.tile_k)
     if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
         return (x.dtype, x.shape, x.strides)
     raise ArgumentError(
@@ -237,8 +240,8 @@ def _read_operands(a_q: Array | Int4Matrix, b: Array, a_scale: Array | Preshuffl
     aq: Leading | None = None
     scales = a_scale.data if isinstance(a_scale, PreshuffledScale) else a_scale
     if isinstance(a_scale, PreshuffledScale):
-        if (a_scale.k, a_scale.data.shape[1]) != (k, m):
-            raise ArgumentError(f"{a_scale!r} does not fit A {a_q.shape}")
+        if (a_scale.data.shape[1], a_scale.groups) != (m, groups(k)):
+            raise ArgumentError(f"{a_scale!r} does not fit A {a_q.shape}: needed M = {m}, {groups(k)} groups")
     else:
         if a_scale.shape != (m, groups(k)):
             raise ArgumentError(

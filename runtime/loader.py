@@ -15,6 +15,7 @@ miss: it is warned about, and the next candidate is tried.
 from __future__ import annotations
 
 import platform
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -31,8 +32,10 @@ from gemmill.errors import (
     KernelNotFound,
     Refused,
 )
+from gemmill.layout import find_layout
 from gemmill.library import Library
 from gemmill.search import CacheArgument, Place, search_path
+from gemmill.variant import find_variant
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,6 +91,7 @@ class Kernel:
     """
 
     def __init__(self, obj: CacheObject) -> None:
+        _check_config(obj)
         self.name = obj.name
         self.arch = obj.arch
         self.key = obj.key
@@ -149,6 +153,8 @@ def load(
     head, slash, tail = name_or_key.partition("/")
     if slash:
         name_or_key, arch = tail, arch or head
+    if not re.fullmatch("[A-Za-z0-9_.-]+", name_or_key):
+        raise ArgumentError(f"{name_or_key!r} is neither a kernel's name nor a key")
     row = find_arch(arch) if arch else None
     if set(name_or_key) <= set("0123456789abcdef") and len(name_or_key) >= 6:
         found = by_key(places, name_or_key, allow_untested)
@@ -235,6 +241,16 @@ def examine(
         return Candidate(*label, refusal=text, corrupt=True)
     refusal = why_not_here(obj) or (None if any_outcome else _why_not_tested(obj, allow_untested))
     return Candidate(cache.root, obj.arch, obj.name, key, obj.outcome, refusal, object=obj)
+
+
+def _check_config(obj: CacheObject) -> None:
+    """Refuse a manifest whose config is not that of its kernel, before anything is derived from it."""
+    config = obj.manifest["config"]
+    fields = {"arch", "variant", "layout", "family", "tile", "warps", "warp_tile", "out", "operator", "group"}
+    if not fields <= config.keys() or config["arch"] != obj.arch:
+        raise CorruptObject(f"{obj.path}: the manifest's config is not one of a kernel of {obj.arch}: {config}")
+    find_variant(config["variant"])
+    find_layout(config["layout"])
 
 
 def why_not_here(obj: CacheObject) -> str | None:

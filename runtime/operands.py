@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from gemmill.errors import ArgumentError
-from gemmill.layout import GROUP_K, int4_bytes, preshuffled_tiles
+from gemmill.layout import GROUP_K, int4_bytes
 
 Array = np.ndarray[Any, Any]
 
@@ -141,72 +141,70 @@ def unpack_codes(packed: Array, count: int) -> Array:
 
 
 class PreshuffledScale:
-    """Scales in the order a preshufflequant kernel reads them.
+    """Scales in the order a preshufflequant kernel reads them; `preshuffle_scale` makes one.
 
     Parameters
     ----------
     data : numpy.ndarray
-        [T, M, b], C-contiguous: T tiles of b = tile_k / 128 groups; groups beyond K are zero.
-    k : int
-        K of the product, in elements.
+        [T, M, b], C-contiguous: T tiles of b = tile_k / 128 groups; groups beyond QK are zero.
+    groups : int
+        QK = ceil(K / 128).
     tile_k : int
         K of the kernel's tile, a multiple of 128.
+
+    Raises
+    ------
+    ArgumentError
+        If they do not fit each other.
     """
 
-    __slots__ = ("data", "k", "tile_k")
+    __slots__ = ("data", "groups", "tile_k")
 
-    def __init__(self, data: Array, k: int, tile_k: int) -> None:
-        if tile_k <= 0 or tile_k % GROUP_K:
-            raise ArgumentError(f"tile_k {tile_k}: must be a positive multiple of {GROUP_K}")
-        tiles, b = preshuffled_tiles(k, tile_k)
+    def __init__(self, data: Array, groups: int, tile_k: int) -> None:
+        b = _groups_a_tile(tile_k)
+        tiles = -(-groups // b)
         if data.ndim != 3 or data.shape[0] != tiles or data.shape[2] != b or not data.flags.c_contiguous:
             raise ArgumentError(
-                f"preshuffled AQ for K = {k}, tile_k = {tile_k} is C-contiguous [{tiles}, M, {b}], "
+                f"preshuffled AQ of {groups} groups with tile_k = {tile_k} is C-contiguous [{tiles}, M, {b}], "
                 f"not {describe_array(data)}"
             )
         self.data = data
-        self.k = k
+        self.groups = groups
         self.tile_k = tile_k
 
     def __repr__(self) -> str:
         tiles, m, b = self.data.shape
-        return f"PreshuffledScale({self.data.dtype} {tiles}x{m}x{b}, k={self.k}, tile_k={self.tile_k})"
+        return f"PreshuffledScale({tiles}x{m}x{b} {self.data.dtype}, {self.groups} groups, tile_k={self.tile_k})"
 
     def unshuffled(self) -> Array:
         """Return AQ [M, QK], row-major."""
         tiles, m, b = self.data.shape
-        flat = self.data.transpose(1, 0, 2).reshape(m, tiles * b)
-        return np.ascontiguousarray(flat[:, : -(-self.k // GROUP_K)])
+        return np.ascontiguousarray(self.data.transpose(1, 0, 2).reshape(m, tiles * b)[:, : self.groups])
 
 
-def preshuffle_scale(a_scale: Array, k: int, tile_k: int) -> PreshuffledScale:
+def preshuffle_scale(a_scale: Array, tile_k: int) -> PreshuffledScale:
     """Put scales into the order that preshufflequant kernels read.
 
     Parameters
     ----------
     a_scale : numpy.ndarray
-        AQ [M, QK], QK = ceil(k / 128), any strides.
-    k : int
-        K of the product, in elements.
+        AQ [M, QK], any strides.
     tile_k : int
         K of the kernel's tile, ``kernel.config["tile"][2]``.
 
     Returns
     -------
     PreshuffledScale
-        [T, M, b] with b = tile_k / 128 and T = ceil(QK / b), of the same dtype.
+        [T, M, b] with b = tile_k / 128 and T = ceil(QK / b), of the same dtype; groups beyond QK are zero.
 
     Raises
     ------
     ArgumentError
-        If shape, k and tile_k do not fit each other.
+        If AQ is not 2-D, or tile_k no multiple of 128.
     """
-    if tile_k <= 0 or tile_k % GROUP_K:
-        raise ArgumentError(f"tile_k {tile_k}: must be a positive multiple of {GROUP_K}")
-    groups = -(-k // GROUP_K)
-    if a_scale.ndim != 2 or a_scale.shape[1] != groups:
-        raise ArgumentError(f"AQ for K = {k} has shape (M, {groups}), not {a_scale.shape}")
-    return PreshuffledScale(shuffled(a_scale, tile_k // GROUP_K), k, tile_k)
+    if a_scale.ndim != 2:
+        raise ArgumentError(f"AQ has shape {a_scale.shape}: needed (M, QK)")
+    return PreshuffledScale(shuffled(a_scale, _groups_a_tile(tile_k)), a_scale.shape[1], tile_k)
 
 
 def shuffled(a_scale: Array, b: int) -> Array:
@@ -216,3 +214,9 @@ def shuffled(a_scale: Array, b: int) -> Array:
     padded = np.zeros((m, tiles * b), a_scale.dtype)
     padded[:, :groups] = a_scale
     return np.ascontiguousarray(padded.reshape(m, tiles, b).transpose(1, 0, 2))
+
+
+def _groups_a_tile(tile_k: int) -> int:
+    if tile_k <= 0 or tile_k % GROUP_K:
+        raise ArgumentError(f"tile_k {tile_k}: must be a positive multiple of {GROUP_K}")
+    return tile_k // GROUP_K

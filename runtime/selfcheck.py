@@ -267,7 +267,6 @@ class Checker:
         m, n, k = problem.shape
         if [m, n, k] not in self.shapes:
             self.shapes.append([m, n, k])
-        self.errors.setdefault(_check_name(label, problem), 0.0)
         for entry in entries or self.entries():
             step = f"{_check_name(label, problem)}, {entry} entry"
             self.step(step)
@@ -275,6 +274,7 @@ class Checker:
                 yield step, self.run(problem, entry)
             except CheckFailed as error:
                 raise CheckFailed(f"{step}: {error}") from None
+        self.errors.setdefault(_check_name(label, problem), 0.0)
 
     def _expect(self, label: str, problem: Problem, entries: Sequence[str] = ()) -> None:
         """Compare with the one right answer: the exact sum, rounded once."""
@@ -347,7 +347,7 @@ class Checker:
             wrong = ~(ratio <= 1)
             if wrong.any():
                 raise CheckFailed(f"{step}: beyond the error bound, {_first_wrong(wrong, got, exact)}")
-            self.errors[name] = max(self.errors[name], round(float(ratio.max()), 4))
+            self.errors[name] = max(self.errors.get(name, 0.0), round(float(ratio.max()), 4))
 
     def check_empty(self) -> None:
         """K = 0 writes zeros, M = 0 or N = 0 nothing."""

@@ -198,14 +198,8 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def _child_environment() -> dict[str, str]:
-    """Return an environment in which the child imports the gemmill that runs now, not one in its directory."""
-    package_parent = Path(__file__).resolve().parent.parent
-    environment = dict(os.environ, PYTHONSAFEPATH="1")
-    if (package_parent / "gemmill").is_dir():
-        environment["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [str(package_parent), environment.get("PYTHONPATH", "")])
-        )
-    return environment
+    """Return an environment in which a folder named gemmill in the working directory is not taken for us."""
+    return dict(os.environ, PYTHONSAFEPATH="1")  # Python 3.11 and later
 
 
 def _save(path: Path, record: dict[str, Any]) -> dict[str, Any]:

@@ -42,8 +42,9 @@ class Backend(Protocol):
     ) -> list[list[str]]:
         """Return the argv of each step that makes `library` from `source`.
 
-        They run in the directory of `library`, which is empty but for `source`. The same source must give the same
-        bytes wherever the directories lie.
+        All three paths are relative to the directory that the commands run in, so that the same source gives the
+        same bytes wherever that lies. Each must be a word of its own in argv: to show a command to a person, they are
+        replaced by full paths.
         """
         ...
 
