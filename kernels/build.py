@@ -288,10 +288,11 @@ class Build:
             shown = self._shown(plan, commands)
             try:
                 check_library(work / LIBRARY, self.paths.native)
+                resources = plan.backend.resources(plan.config, output, work)
             except (GemmillError, OSError) as error:
                 raise CompileError(str(error), seconds, shown) from None
             (work / LIBRARY).rename(result / LIBRARY)
-            manifest = self._manifest(plan, seconds, commands, output)
+            manifest = self._manifest(plan, seconds, commands, resources)
             self.store.publish(result, plan.key, manifest, lambda: self._check_inputs(plan))
         return Outcome(plan.config, "built", plan.key, seconds, output, shown)
 
@@ -323,7 +324,9 @@ class Build:
     def _relative(self, path: Path) -> Path:
         return path.relative_to(self.paths.root) if path.is_relative_to(self.paths.root) else path
 
-    def _manifest(self, plan: _Plan, seconds: float, commands: list[list[str]], output: str) -> dict[str, Any]:
+    def _manifest(
+        self, plan: _Plan, seconds: float, commands: list[list[str]], resources: dict[str, Any]
+    ) -> dict[str, Any]:
         config = plan.config
         return {
             "schema": MANIFEST_SCHEMA,
@@ -337,7 +340,7 @@ class Build:
                 "seconds": round(seconds, 3),
                 "commands": commands,
                 "compiler": str(plan.toolchain),
-                "resources": plan.backend.resources(config, output),
+                "resources": resources,
             },
             "source": plan.source.text,
         }

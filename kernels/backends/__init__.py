@@ -48,8 +48,11 @@ class Backend(Protocol):
         """
         ...
 
-    def resources(self, config: KernelConfig, output: str) -> dict[str, Any]:
-        """Return what the commands' output says about registers, spills and the like; {} where it says nothing."""
+    def resources(self, config: KernelConfig, output: str, work: Path) -> dict[str, Any]:
+        """Return registers, spills and the like, from what the commands said or left in `work`; {} where unknown.
+
+        A GemmillError refuses the kernel: it is a build failure.
+        """
         ...
 
 

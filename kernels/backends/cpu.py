@@ -79,6 +79,6 @@ def commands(config: KernelConfig, source: Path, native: Path, library: Path, to
     ]
 
 
-def resources(config: KernelConfig, output: str) -> dict[str, Any]:
+def resources(config: KernelConfig, output: str, work: Path) -> dict[str, Any]:
     """Return nothing: C++ compilers do not report registers or spills."""
     return {}

@@ -58,11 +58,17 @@ struct Lds {
 template <int kBytes>
 __attribute__((shared, aligned(16))) u8 Lds<kBytes>::pool[kBytes];
 
-// Orders LDS alone: global loads that run ahead stay in flight.
+// Orders LDS alone where the compiler can say so (clang 20): global loads that run ahead then stay in flight.
+#if __clang_major__ >= 20
+#define GEMMILL_FENCE(order) __builtin_amdgcn_fence(order, "workgroup", "local")
+#else
+#define GEMMILL_FENCE(order) __builtin_amdgcn_fence(order, "workgroup")
+#endif
+
 inline void barrier() {
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+    GEMMILL_FENCE(__ATOMIC_RELEASE);
     __builtin_amdgcn_s_barrier();
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+    GEMMILL_FENCE(__ATOMIC_ACQUIRE);
 }
 
 /* ---- Lane operations --------------------------------------------------------------------------------- */

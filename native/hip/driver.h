@@ -39,14 +39,14 @@ inline int open_driver() {
     if (!library) {
         const char* const why = dlerror();
         return (Message() << "no HIP driver, needed is libamdhip64.so of ROCm 6 or later: " << (why ? why : ""))
-            .unsupported();
+            .device_error();
     }
     Driver found = {};
 #define GEMMILL_LOOK_UP(type, name, parameters)                                                        \
     found.name = reinterpret_cast<type(*) parameters>(dlsym(library, #name));                          \
     if (!found.name) {                                                                                 \
         dlclose(library);                                                                              \
-        return (Message() << "libamdhip64 has no " #name ": needed is ROCm 6 or later").unsupported(); \
+        return (Message() << "libamdhip64 has no " #name ": needed is ROCm 6 or later").device_error(); \
     }
     GEMMILL_HIP_FUNCTIONS(GEMMILL_LOOK_UP)
 #undef GEMMILL_LOOK_UP

@@ -10,6 +10,10 @@
 #include "hip/args.h"
 #include "hip/driver.h"
 
+#ifdef __ASSEMBLER__ /* never: it is assembled by itself, but named here so that a kernel's key covers it */
+#include "hip/image.S"
+#endif
+
 /* The linked code object (image.S). */
 extern "C" __attribute__((visibility("hidden"))) const unsigned char gemmill_code_object[];
 
