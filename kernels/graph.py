@@ -76,11 +76,11 @@ class Graph:
     options : Options
     paths : Paths, optional
         The checkout; `options.cache` replaces its cache.
-    notice : callable, optional
-        Receives one line for each thing worth telling while it happens.
 
     Attributes
     ----------
+    notice : callable
+        Receives one line for each thing worth telling while it happens; the reporter takes it over.
     configs : list of KernelConfig
         The kernels of the selected archs, variants, families, layouts and output types.
     selected : dict of str to list of KernelConfig
@@ -89,15 +89,11 @@ class Graph:
         Archs whose selftests were left out because this machine can't run them, and why.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        paths: Paths = CHECKOUT,
-        notice: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
-    ) -> None:
+    def __init__(self, options: Options, paths: Paths = CHECKOUT) -> None:
         self.options = options
         self.paths = Paths.of(paths.root, options.cache or paths.cache, paths.build)
-        self.build = Build(self.paths, options.toolchain, notice)
+        self.notice: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
+        self.build = Build(self.paths, options.toolchain, lambda text: self.notice(text))
         self.catalogue = load_catalogue()
         self.configs = self._configs(options.arch or (host_archs()[0].name,))
         self._running = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ def hold(path: Path, mode: int = 0o644, check: Callable[[], None] = lambda: None
     ----------
     path : Path
     mode : int
-        Permissions for a new file.
+        Permissions of the file, whatever the umask.
     check : callable
         Called while waiting; an exception from it ends the wait.
     """
@@ -44,8 +45,11 @@ def try_lock(path: Path, mode: int = 0o644, directory: bool = False) -> int | No
     handle = os.open(path, flags, mode)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        info = os.fstat(handle)
+        if not directory and info.st_uid == os.geteuid() and stat.S_IMODE(info.st_mode) != mode:
+            os.fchmod(handle, mode)  # the umask took something off
         # The whole cache may have been deleted and made anew since the open.
-        if os.fstat(handle).st_ino == path.stat().st_ino:
+        if info.st_ino == path.stat().st_ino:
             return handle
     except (BlockingIOError, FileNotFoundError):
         pass

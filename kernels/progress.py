@@ -63,6 +63,7 @@ class Progress:
         self._lock = threading.RLock()
         self._ticker: threading.Thread | None = None
         self._closed = threading.Event()
+        self._drawn = False
 
     @property
     def total(self) -> int:
@@ -135,6 +136,7 @@ class Progress:
             with self._lock:
                 self.stream.write(_ERASE + self.line(_width(self.stream)))
                 self.stream.flush()
+                self._drawn = True
 
     def say(self, text: str) -> None:
         """Print lines above the progress line."""
@@ -146,7 +148,7 @@ class Progress:
     def close(self) -> None:
         """Remove the line for good."""
         with self._lock:
-            if self.live and not self._closed.is_set() and self._ran.total() + len(self._running):
+            if self._drawn and not self._closed.is_set():
                 self.stream.write(_ERASE)
                 self.stream.flush()
             self._closed.set()

@@ -79,7 +79,9 @@ class Reporter:
                 totals[task.meta["stage"]] += 1
                 self.graph = task.meta["graph"]
                 self.rows.setdefault(task.meta["config"].id, Row(task.meta["config"]))
-        self.progress = Progress(self.stream, totals, self.graph.jobs if self.graph else 1, self.live)
+        if self.graph:
+            self.progress = Progress(self.stream, totals, self.graph.jobs, self.live)
+            self.graph.notice = self.progress.say
 
     def get_status(self, task: Any) -> None:
         """Doit is about to ask whether a task is up to date."""
