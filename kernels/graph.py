@@ -15,11 +15,13 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 from doit.doit_cmd import get_var  # type: ignore[import-untyped]
 from doit.exceptions import TaskFailed  # type: ignore[import-untyped]
 from gemmill.arch import find_arch, host_archs, why_not_host
+from gemmill.device import why_no_hip_device
 from gemmill.errors import GemmillError
 
 from kernels.arguments import ARGUMENTS, COMMANDS, Options, UsageError, parse
@@ -29,6 +31,7 @@ from kernels.config import KernelConfig
 from kernels.paths import CHECKOUT, Paths
 from kernels.reporter import Reporter
 from kernels.resources import default_jobs
+from kernels.simulator import SIMULATED_BACKENDS, Simulator
 
 STAGES = ("codegen", "compile", "selftest")
 
@@ -94,6 +97,7 @@ class Graph:
         self.paths = Paths.of(paths.root, options.cache or paths.cache, paths.build)
         self.notice: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
         self.build = Build(self.paths, options.toolchain, lambda text: self.notice(text))
+        self.simulator = Simulator(self.paths)
         self.catalogue = load_catalogue()
         self.configs = self._configs(options.arch or (host_archs()[0].name,))
         self._running = 0
@@ -223,10 +227,16 @@ class Graph:
         from kernels import process
 
         reason = why_not_here(config.arch)
-        if reason:
+        if reason and not is_simulated(config.arch):
             return KernelFailed(reason, "not runnable")
         key = self.build.state(config).key
-        record = run_selftest(Cache(self.paths.cache), key, timeout=self.options.timeout, run=process.run)
+        try:
+            with self.simulator.device(self.build.codegen.path(config)) if reason else nullcontext() as device:
+                record = run_selftest(
+                    Cache(self.paths.cache), key, timeout=self.options.timeout, run=process.run, simulated=device
+                )
+        except (GemmillError, OSError) as error:
+            return KernelFailed(str(error), "no simulation")
         if record["outcome"] not in GOOD:
             return KernelFailed(str(record["reason"]), f"selftest {record['outcome']}")
         said: dict[str, Any] = {"outcome": record["outcome"]}
@@ -271,7 +281,7 @@ class Graph:
     def _is_skipped(self, arch: str) -> bool:
         if arch not in self.skipped:
             reason = why_not_here(arch)
-            if reason is None:
+            if reason is None or is_simulated(arch):
                 return False
             self.skipped[arch] = reason
         return True
@@ -331,7 +341,14 @@ def why_not_here(arch: str) -> str | None:
     row = find_arch(arch)
     if row.backend == "cpu":
         return why_not_host(row)
+    if row.backend == "hip":
+        return why_no_hip_device(row)
     return f"{arch} needs the {row.backend} backend"
+
+
+def is_simulated(arch: str) -> bool:
+    """Tell whether selftests for `arch` run on a simulated device where the real one is not here."""
+    return find_arch(arch).backend in SIMULATED_BACKENDS
 
 
 @functools.cache

@@ -47,7 +47,13 @@ Runner = Callable[[Sequence[str], float], tuple[int, str, str]]
 
 
 def run_selftest(
-    cache: Cache, key: str, *, timeout: float = 60, record: bool = True, run: Runner | None = None
+    cache: Cache,
+    key: str,
+    *,
+    timeout: float = 60,
+    record: bool = True,
+    run: Runner | None = None,
+    simulated: Path | None = None,
 ) -> dict[str, Any]:
     """Test one object in a child process.
 
@@ -62,6 +68,8 @@ def run_selftest(
         Write the result into the object as selftest.json, atomically.
     run : callable, optional
         Runs the child: ``(argv, timeout) -> (return code, stdout, stderr)``.
+    simulated : Path, optional
+        A simulated device: the library to take for the GPU driver's. What passes on it has outcome ``simulated``.
 
     Returns
     -------
@@ -74,7 +82,7 @@ def run_selftest(
     CorruptObject
         If the object is not there or does not verify.
     """
-    candidate = examine(cache, key, any_outcome=True)
+    candidate = examine(cache, key, any_outcome=True, any_device=simulated is not None)
     if candidate.corrupt:
         raise CorruptObject(str(candidate.refusal))
     obj = candidate.object
@@ -101,7 +109,8 @@ def run_selftest(
     if obj is None or candidate.refusal:
         return {**result, "saved": False, "not_saved": "nothing was tested"}
     start = time.monotonic()
-    result.update(_run_child([str(cache.root), key], timeout, run or run_child))
+    arguments = [str(cache.root), key, *([str(simulated)] if simulated else [])]
+    result.update(_run_child(arguments, timeout, run or run_child))
     result["seconds"] = round(time.monotonic() - start, 3)
     saved: dict[str, Any] = {"saved": False, "not_saved": "not asked to"}
     if record:
