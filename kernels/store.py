@@ -26,6 +26,7 @@ from gemmill.cache import (
     INDEX_SCHEMA,
     LIBRARY,
     MANIFEST,
+    SELFTEST,
     Cache,
     CacheObject,
     describe_file,
@@ -160,6 +161,11 @@ class Store:
         with translating("write", path):
             self.folder("index", arch)
             write_atomically(path, json.dumps(entry, indent=1).encode(), self.file_mode, durable=True)
+
+    def files(self, arch: str, name: str, key: str) -> tuple[str, ...]:
+        """Return the files that say whether a kernel's object is whole, current and tested."""
+        path = object_path(self.root, key)
+        return (*(f"{path}/{name}" for name in (LIBRARY, MANIFEST, SELFTEST)), str(self.cache.index_path(arch, name)))
 
     def has(self, key: str) -> bool:
         """Tell whether there is anything under the key's name, whole or not."""
