@@ -98,7 +98,9 @@ class Simulator:
             try:
                 for unit in UNITS:
                     source = native / "hip" / "sim" / f"{unit}.cpp"
-                    self._compile(["-O2", *self._includes(None), "-c"], [str(source), "-o", str(stage / f"{unit}.o")], stage)
+                    self._compile(
+                        ["-O2", *self._includes(None), "-c"], [str(source), "-o", str(stage / f"{unit}.o")], stage
+                    )
                 stage.rename(final)
             except OSError:
                 if not final.is_dir():  # else another process was quicker

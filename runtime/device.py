@@ -33,9 +33,9 @@ def hip_archs(topology: str = "/sys/class/kfd/kfd/topology/nodes") -> list[str]:
     archs: dict[str, None] = {}
     for path in sorted(Path(topology).glob("*/properties")):
         try:
-            fields = dict(line.split(maxsplit=1) for line in path.read_text(encoding="ascii").splitlines() if " " in line)
-            version = int(fields.get("gfx_target_version", 0))
-        except (OSError, ValueError):
+            lines = path.read_text(encoding="ascii").splitlines()
+            version = next((int(line.split()[1]) for line in lines if line.startswith("gfx_target_version ")), 0)
+        except (OSError, ValueError, IndexError):
             continue
         if version:
             archs[f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}"] = None
@@ -47,7 +47,7 @@ def why_no_hip_device(arch: Arch) -> str | None:
     found = hip_archs()
     if arch.name in found:
         return None
-    return f"no {arch.name} device here: {'found ' + ', '.join(found) if found else 'no AMD GPU is shown by its driver'}"
+    return f"no {arch.name} device here: the driver shows {', '.join(found) or 'no AMD GPU'}"
 
 
 def gpu_drivers() -> dict[str, bool]:

@@ -271,14 +271,14 @@ def why_not_here(obj: CacheObject, any_device: bool = False) -> str | None:
     row = ARCHS.get(obj.arch)
     if row is None:
         return f"unknown arch {obj.arch}: this gemmill knows {', '.join(ARCHS)}"
-    return why_arch_not_here(row)
+    return None if any_device and row.backend != "cpu" else why_arch_not_here(row)
 
 
 def why_arch_not_here(row: Arch) -> str | None:
     """Say why no kernel of an arch runs here: its backend is missing, or the host lacks what it needs."""
     if row.backend not in BACKENDS:
         return f"{row.name} needs the {row.backend} backend, which this gemmill lacks; it has {', '.join(BACKENDS)}"
-    return None if any_device and row.backend != "cpu" else BACKENDS[row.backend](row)
+    return BACKENDS[row.backend](row)
 
 
 def _why_not_tested(obj: CacheObject, allow_untested: bool) -> str | None:
