@@ -83,7 +83,7 @@ def list_kernels(options: Options) -> int:
 
     graph = Graph(options)
     print(f"{'state':<10} {'key':<12} kernel")
-    for config in graph.find(options.words):
+    for config in graph.selection.find(options.words):
         state, key = describe(graph.build, config)
         print(f"{state:<10} {key[:12]:<12} {config.id}")
     return OK

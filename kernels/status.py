@@ -42,7 +42,7 @@ def find_manifest(graph: Graph, word: str) -> dict[str, Any]:
     if re.fullmatch("[0-9a-f]{6,64}", word):
         cache = Cache(graph.paths.cache)
         return cache.read(cache.find_key(word)).manifest
-    configs = graph.find([word])
+    configs = graph.selection.find([word])
     if len(configs) > 1:
         raise UsageError(
             f"{word!r} means {len(configs)} kernels; explain needs one:\n  " + "\n  ".join(c.id for c in configs)

@@ -14,13 +14,13 @@ _GPU_FILES = {"cuda": "/dev/nvidia0", "hip": "/dev/kfd"}
 def cpu_model(cpuinfo: str = "/proc/cpuinfo") -> str:
     """Return the CPU's name, the machine's where the system gives none."""
     try:
-        text = Path(cpuinfo).read_text(encoding="utf-8", errors="replace")
+        with Path(cpuinfo).open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                label, _, value = line.partition(":")
+                if label.strip() in ("model name", "Model") and value.strip():
+                    return value.strip()
     except OSError:
-        text = ""
-    for line in text.splitlines():
-        label, _, value = line.partition(":")
-        if label.strip() in ("model name", "Model") and value.strip():
-            return value.strip()
+        pass
     return platform.machine()
 
 

@@ -35,7 +35,7 @@ from gemmill.errors import (
 )
 from gemmill.layout import find_layout
 from gemmill.library import Library
-from gemmill.search import CacheArgument, Place, search_path
+from gemmill.search import CacheArgument, Place, SearchPath
 from gemmill.variant import find_variant
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def load(
     ArgumentError
         If the arch is unknown.
     """
-    places = list(search_path(cache))
+    places = SearchPath(cache)
     head, slash, tail = name_or_key.partition("/")
     if slash:
         name_or_key, arch = tail, arch or head
@@ -198,7 +198,6 @@ def by_pattern(
     suits: Callable[[IndexEntry], bool] = lambda entry: True,
 ) -> Iterator[Candidate]:
     """Yield indexed kernels whose names match a glob: arch by arch, within one place by place, then by name."""
-    places = list(places)
     for arch in archs:
         for cache in _caches(places):
             for entry in cache.entries(arch, pattern):
@@ -334,4 +333,6 @@ def resolve(kernel: Kernel | str, arch: str | None, allow_untested: bool) -> Ker
         if arch is not None and find_arch(arch).name != kernel.arch:
             raise ArgumentError(f"arch {arch!r} with a kernel of arch {kernel.arch!r}: leave one of them out")
         return kernel
+    if not isinstance(kernel, str):
+        raise ArgumentError(f"kernel is a {type(kernel).__qualname__}: needed a gemmill.Kernel, a name or a key")
     return load(kernel, arch=arch, allow_untested=allow_untested)
