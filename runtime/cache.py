@@ -34,6 +34,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -145,13 +146,14 @@ class Cache:
 
     def entries(self, arch: str | None = None, pattern: str = "*") -> Iterator[IndexEntry]:
         """Yield the index's readable entries whose names match a glob, by arch and name; broken ones are left out."""
-        folders = sorted(self.root.glob("index/*") if arch is None else [self.root / "index" / arch])
-        for folder in folders:
-            for path in sorted(folder.glob(f"{pattern}.json")):
-                try:
-                    yield self.entry(folder.name, path.stem)
-                except (CorruptObject, KernelNotFound):
-                    continue
+        for folder in _names(self.root / "index") if arch is None else [arch]:
+            for file in _names(self.root / "index" / folder):
+                name, dot, suffix = file.rpartition(".")
+                if dot and suffix == "json" and fnmatchcase(name, pattern):
+                    try:
+                        yield self.entry(folder, name)
+                    except (CorruptObject, KernelNotFound):
+                        continue
 
     def entry(self, arch: str, name: str) -> IndexEntry:
         """Return the index entry of a kernel.
@@ -179,7 +181,8 @@ class Cache:
 
     def keys(self) -> list[str]:
         """Return the keys of all objects, indexed or not, sorted."""
-        return sorted(p.name for p in self.root.glob("objects/??/*") if is_key(p.name) and p.parent.name == p.name[:2])
+        objects = self.root / "objects"
+        return [key for part in _names(objects) for key in _names(objects / part) if is_key(key) and key[:2] == part]
 
     def find_key(self, prefix: str) -> str:
         """Return the only key that starts with `prefix` (at least 6 hex digits)."""
@@ -243,6 +246,14 @@ def describe_file(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _names(folder: Path) -> list[str]:
+    """Return what a directory holds, sorted; nothing where it can't be listed, or has just been removed."""
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return []
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -37,7 +37,6 @@ def test_generating_needs_no_compiler():
     found = graph("codegen:generic/*", "arch=generic", "toolchain=/no/such/compiler")
     found.check_backends()
     (task, *_) = (found.codegen_task(config) for config in found.selected["codegen"])
-    assert task["uptodate"][0]() in (True, False)
     assert found.run_codegen(found.selected["codegen"][0]) == {"outcome": "generated"}
     assert task["uptodate"][0]() is True
 
