@@ -22,7 +22,7 @@ from gemmill.errors import GemmillError
 from kernels.arguments import ARGUMENTS, Options, parse
 from kernels.backends import find_backend
 from kernels.build import Build, Outcome, State
-from kernels.catalogue import load_catalogue
+from kernels.catalogue import DEFAULT, load_catalogue
 from kernels.config import KernelConfig
 from kernels.paths import CHECKOUT, Paths
 from kernels.reporter import Reporter
@@ -90,7 +90,7 @@ class Graph:
         self.notice: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
         self.build = Build(self.paths, options.toolchain, lambda text: self.notice(text))
         self.simulator = Simulator(self.paths)
-        self.selection = Selection(options, load_catalogue())
+        self.selection = Selection(options, load_catalogue(options.catalogue or DEFAULT))
         self.selected = self.selection.tasks
         self._compiled = {config.id for config in self.selected["compile"]}
         self._state: State | None = None
@@ -178,6 +178,7 @@ class Graph:
         given = [f"out={','.join(options.out)}"] if options.out != Options.out else []
         given += [f"toolchain={options.toolchain}"] if options.toolchain else []
         given += [f"cache={options.cache}"] if options.cache else []
+        given += [f"catalogue={options.catalogue}"] if options.catalogue else []
         return shlex.join(["./mill", *given, task])
 
     # What the tasks do
