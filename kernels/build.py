@@ -348,13 +348,10 @@ class Build:
             shown = self._shown(plan, commands)
             try:
                 check_library(work / LIBRARY, self.paths.native)
+                resources, output = plan.backend.resources(plan.config, output, work)
             except (GemmillError, OSError) as error:
                 raise CompileError(str(error), seconds, shown) from None
             (work / LIBRARY).rename(result / LIBRARY)
-            try:
-                resources, output = plan.backend.resources(plan.config, output)
-            except GemmillError as error:
-                raise CompileError(str(error), seconds, shown) from None
             manifest = self._manifest(plan, seconds, commands, resources)
             self.store.publish(result, plan.key, manifest, lambda: self._check_inputs(plan))
         return Outcome(plan.config, "built", plan.key, seconds, output, shown)

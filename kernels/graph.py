@@ -12,6 +12,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from doit.doit_cmd import get_var  # type: ignore[import-untyped]
@@ -21,12 +22,13 @@ from gemmill.errors import GemmillError
 from kernels.arguments import ARGUMENTS, Options, parse
 from kernels.backends import find_backend
 from kernels.build import Build, Outcome, State
-from kernels.catalogue import load_catalogue
+from kernels.catalogue import DEFAULT, load_catalogue
 from kernels.config import KernelConfig
 from kernels.paths import CHECKOUT, Paths
 from kernels.reporter import Reporter
 from kernels.resources import default_jobs
 from kernels.selection import STAGES, Selection, why_not_here
+from kernels.simulator import Simulator, is_simulated
 
 # Outcomes of a selftest that make a kernel trusted, and its task up to date.
 GOOD = ("passed", "simulated")
@@ -87,7 +89,8 @@ class Graph:
         self.paths = Paths.of(paths.root, options.cache or paths.cache, paths.build)
         self.notice: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
         self.build = Build(self.paths, options.toolchain, lambda text: self.notice(text))
-        self.selection = Selection(options, load_catalogue())
+        self.simulator = Simulator(self.paths)
+        self.selection = Selection(options, load_catalogue(options.catalogue or DEFAULT))
         self.selected = self.selection.tasks
         self._compiled = {config.id for config in self.selected["compile"]}
         self._state: State | None = None
@@ -175,6 +178,7 @@ class Graph:
         given = [f"out={','.join(options.out)}"] if options.out != Options.out else []
         given += [f"toolchain={options.toolchain}"] if options.toolchain else []
         given += [f"cache={options.cache}"] if options.cache else []
+        given += [f"catalogue={options.catalogue}"] if options.catalogue else []
         return shlex.join(["./mill", *given, task])
 
     # What the tasks do
@@ -190,9 +194,11 @@ class Graph:
         return self._ask(config).current
 
     def is_tested(self, config: KernelConfig) -> bool:
-        """Tell whether that object passed its selftest."""
+        """Tell whether that object passed its selftest; a simulated one does only where the device is not here."""
         state = self._ask(config)
-        return state.current and state.object is not None and state.object.outcome in GOOD
+        if not state.current or state.object is None or state.object.outcome not in GOOD:
+            return False
+        return state.object.outcome == "passed" or why_not_here(config.arch) is not None
 
     def _ask(self, config: KernelConfig) -> State:
         # doit asks about the three tasks of a kernel in turn; only what a task has changed is looked at again.
@@ -226,13 +232,16 @@ class Graph:
         from kernels import process
 
         reason = why_not_here(config.arch)
-        if reason:
+        if reason and not is_simulated(config.arch):
             return KernelFailed(reason, "not runnable")
         try:
             # The very object that this run made, though a header was edited since.
             key = self._keys.get(config) or self.build.state(config).key
-            record = run_selftest(Cache(self.paths.cache), key, timeout=self.options.timeout, run=process.run)
-        except GemmillError as error:
+            with self.simulator.device(self.build.codegen.path(config)) if reason else nullcontext() as device:
+                record = run_selftest(
+                    Cache(self.paths.cache), key, timeout=self.options.timeout, run=process.run, simulated=device
+                )
+        except (GemmillError, OSError) as error:
             return KernelFailed(str(error), "selftest failed")
         if record["outcome"] not in GOOD:
             return KernelFailed(str(record["reason"]), f"selftest {record['outcome']}")

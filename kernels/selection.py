@@ -11,10 +11,12 @@ import re
 from collections.abc import Iterable
 
 from gemmill.arch import find_arch, host_archs, why_not_host
+from gemmill.device import why_no_hip_device
 
 from kernels.arguments import COMMANDS, Options, UsageError
 from kernels.catalogue import Catalogue
 from kernels.config import KernelConfig
+from kernels.simulator import is_simulated
 
 STAGES = ("codegen", "compile", "selftest")
 
@@ -89,7 +91,7 @@ class Selection:
     def _is_skipped(self, arch: str) -> bool:
         if arch not in self.skipped:
             reason = why_not_here(arch)
-            if reason is None:
+            if reason is None or is_simulated(arch):
                 return False
             self.skipped[arch] = reason
         return True
@@ -144,4 +146,6 @@ def why_not_here(arch: str) -> str | None:
     row = find_arch(arch)
     if row.backend == "cpu":
         return why_not_host(row)
+    if row.backend == "hip":
+        return why_no_hip_device(row)
     return f"{arch} needs the {row.backend} backend"

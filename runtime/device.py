@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
+from gemmill.arch import Arch
+
 # Device files that a GPU driver makes, by backend.
 _GPU_FILES = {"cuda": "/dev/nvidia0", "hip": "/dev/kfd"}
 
@@ -20,6 +22,32 @@ def cpu_model(cpuinfo: str = "/proc/cpuinfo") -> str:
     except OSError:
         pass
     return platform.machine()
+
+
+def hip_archs(topology: str = "/sys/class/kfd/kfd/topology/nodes") -> list[str]:
+    """Return the archs of the AMD GPUs that the kernel driver shows, such as ``gfx942``, each once.
+
+    Its ``gfx_target_version`` is major * 10000 + minor * 100 + stepping in decimal; 0 is a CPU. The name ends in the
+    stepping as a hexadecimal digit: 90010 is gfx90a.
+    """
+    archs: dict[str, None] = {}
+    for path in sorted(Path(topology).glob("*/properties")):
+        try:
+            lines = path.read_text(encoding="ascii").splitlines()
+            version = next((int(line.split()[1]) for line in lines if line.startswith("gfx_target_version ")), 0)
+        except (OSError, ValueError, IndexError):
+            continue
+        if version:
+            archs[f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}"] = None
+    return list(archs)
+
+
+def why_no_hip_device(arch: Arch) -> str | None:
+    """Say why no AMD GPU here runs `arch`; None where one does."""
+    found = hip_archs()
+    if arch.name in found:
+        return None
+    return f"no {arch.name} device here: the driver shows {', '.join(found) or 'no AMD GPU'}"
 
 
 def gpu_drivers() -> dict[str, bool]:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from gemmill.arch import ARCHS, Arch, find_arch, host_archs, why_not_host
 from gemmill.cache import Cache, CacheObject, IndexEntry, is_key, object_path
 from gemmill.cuda import why_not_cuda
+from gemmill.device import why_no_hip_device
 from gemmill.errors import (
     ArgumentError,
     CorruptObject,
@@ -43,7 +44,11 @@ if TYPE_CHECKING:
     from gemmill.operands import Int4Matrix, PreshuffledScale
 
 # What tells whether a backend's archs run here. A backend that is not listed can't be called from Python.
-BACKENDS: dict[str, Callable[[Arch], str | None]] = {"cpu": why_not_host, "cuda": why_not_cuda}
+BACKENDS: dict[str, Callable[[Arch], str | None]] = {
+    "cpu": why_not_host,
+    "cuda": why_not_cuda,
+    "hip": why_no_hip_device,
+}
 
 
 @dataclass(frozen=True)
@@ -212,7 +217,12 @@ def _caches(places: Iterable[Place]) -> Iterator[Cache]:
 
 
 def examine(
-    cache: Cache, key: str, entry: IndexEntry | None = None, allow_untested: bool = False, any_outcome: bool = False
+    cache: Cache,
+    key: str,
+    entry: IndexEntry | None = None,
+    allow_untested: bool = False,
+    any_outcome: bool = False,
+    any_device: bool = False,
 ) -> Candidate:
     """Decide on one object, without opening its library.
 
@@ -226,6 +236,8 @@ def examine(
         Accept an object without a passed selftest.
     any_outcome : bool
         Accept even one that failed; only a selftest asks for that.
+    any_device : bool
+        Accept one whose GPU is not here; only a selftest on a simulated device asks for that.
     """
     label = (cache.root, entry.arch if entry else "?", entry.name if entry else "?", key)
     try:
@@ -241,7 +253,7 @@ def examine(
     if entry and (obj.arch, obj.name) != (entry.arch, entry.name):
         text = f"the index calls it {entry.arch}/{entry.name}, its manifest {obj.arch}/{obj.name}"
         return Candidate(*label, refusal=text, corrupt=True)
-    refusal = why_not_here(obj) or (None if any_outcome else _why_not_tested(obj, allow_untested))
+    refusal = why_not_here(obj, any_device) or (None if any_outcome else _why_not_tested(obj, allow_untested))
     return Candidate(cache.root, obj.arch, obj.name, key, obj.outcome, refusal, object=obj)
 
 
@@ -265,8 +277,8 @@ def _check_config(obj: CacheObject) -> None:
     find_layout(config["layout"])
 
 
-def why_not_here(obj: CacheObject) -> str | None:
-    """Say why this machine can't run an object; None where it can."""
+def why_not_here(obj: CacheObject, any_device: bool = False) -> str | None:
+    """Say why this machine can't run an object; None where it can, or could if it had the GPU (`any_device`)."""
     target = obj.manifest["target"]
     built = (target.get("machine"), target.get("system"))
     here = (platform.machine(), platform.system())
@@ -275,7 +287,7 @@ def why_not_here(obj: CacheObject) -> str | None:
     row = ARCHS.get(obj.arch)
     if row is None:
         return f"unknown arch {obj.arch}: this gemmill knows {', '.join(ARCHS)}"
-    return why_arch_not_here(row)
+    return None if any_device and row.backend != "cpu" else why_arch_not_here(row)
 
 
 def why_arch_not_here(row: Arch) -> str | None:

@@ -10,7 +10,7 @@ selftest.json:
     library_sha256  the exact library that was tested; a record about another one counts for nothing
     outcome         "passed" or "failed" ("simulated" from backends that emulate their device)
     reason          why it failed, null when it passed
-    device          cpu, machine, system, arch
+    device          cpu, machine, system, arch; simulated: true where a simulation took the place of the arch's device
     shapes          [[M, N, K], ...] that were multiplied
     errors          {check: largest error relative to its bound}; exact checks have 0
     seconds         wall time of the child
@@ -48,7 +48,13 @@ Runner = Callable[[Sequence[str], float], tuple[int, str, str]]
 
 
 def run_selftest(
-    cache: Cache, key: str, *, timeout: float = 60, record: bool = True, run: Runner | None = None
+    cache: Cache,
+    key: str,
+    *,
+    timeout: float = 60,
+    record: bool = True,
+    run: Runner | None = None,
+    simulated: Path | None = None,
 ) -> dict[str, Any]:
     """Test one object in a child process.
 
@@ -63,6 +69,8 @@ def run_selftest(
         Write the result into the object as selftest.json, atomically.
     run : callable, optional
         Runs the child: ``(argv, timeout) -> (return code, stdout, stderr)``.
+    simulated : Path, optional
+        A simulated device: the library to take for the GPU driver's. What passes on it has outcome ``simulated``.
 
     Returns
     -------
@@ -75,7 +83,7 @@ def run_selftest(
     CorruptObject
         If the object is not there or does not verify.
     """
-    candidate = examine(cache, key, any_outcome=True)
+    candidate = examine(cache, key, any_outcome=True, any_device=simulated is not None)
     if candidate.corrupt:
         raise CorruptObject(str(candidate.refusal))
     obj = candidate.object
@@ -102,7 +110,10 @@ def run_selftest(
     if obj is None or candidate.refusal:
         return {**result, "saved": False, "not_saved": "nothing was tested"}
     start = time.monotonic()
-    result.update(_run_child([str(cache.root), key], timeout, run or run_child))
+    arguments = [str(cache.root), key, *([str(simulated)] if simulated else [])]
+    result.update(_run_child(arguments, timeout, run or run_child))
+    if simulated:
+        result["device"]["simulated"] = True
     result["seconds"] = round(time.monotonic() - start, 3)
     saved: dict[str, Any] = {"saved": False, "not_saved": "not asked to"}
     if record:

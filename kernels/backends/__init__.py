@@ -48,10 +48,10 @@ class Backend(Protocol):
         """
         ...
 
-    def resources(self, config: KernelConfig, output: str) -> tuple[dict[str, Any], str]:
-        """Return what the commands' output says about registers, spills and the like, and the rest of the output.
+    def resources(self, config: KernelConfig, output: str, work: Path) -> tuple[dict[str, Any], str]:
+        """Return registers, spills and the like, from what the commands said or left in `work`; and the rest of `output`.
 
-        Raises GemmillError where the figures forbid to ship the kernel.
+        A GemmillError refuses the kernel: it is a build failure.
         """
         ...
 

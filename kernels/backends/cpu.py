@@ -79,6 +79,6 @@ def commands(config: KernelConfig, source: Path, native: Path, library: Path, to
     ]
 
 
-def resources(config: KernelConfig, output: str) -> tuple[dict[str, Any], str]:
+def resources(config: KernelConfig, output: str, work: Path) -> tuple[dict[str, Any], str]:
     """Return nothing, and the whole output: C++ compilers do not report registers or spills."""
     return {}, output

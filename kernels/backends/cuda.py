@@ -154,7 +154,7 @@ def commands(
     return [device, host]
 
 
-def resources(config: KernelConfig, output: str) -> tuple[dict[str, Any], str]:
+def resources(config: KernelConfig, output: str, work: Path) -> tuple[dict[str, Any], str]:
     """Return registers and stack of each entry, as ptxas reports them, and the rest of the output.
 
     Raises

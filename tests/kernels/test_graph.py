@@ -77,7 +77,7 @@ def test_an_error_while_asking_leaves_it_to_the_task(one):
     ("reason", "outcome", "compiled", "tested"),
     [
         ("", "passed", True, True),
-        ("", "simulated", True, True),
+        ("", "simulated", True, False),  # the device is here
         ("", "failed", True, False),
         ("", "untested", True, False),
         ("the index names another key", "passed", False, False),

@@ -12,7 +12,7 @@ from dataclasses import replace
 import gemmill
 import pytest
 from gemmill import arch as arch_table
-from gemmill import cuda, loader
+from gemmill import cuda, device, loader
 from gemmill.cache import MANIFEST, SELFTEST, Cache
 from gemmill.errors import ArgumentError, CorruptObjectWarning, DeviceError, KernelNotFound, Refused
 from gemmill.loader import Kernel, examine, load
@@ -117,19 +117,20 @@ def test_a_cpu_without_the_features_is_refused(cache, monkeypatch):
     assert "./mill" not in str(caught.value), "building it again would not help"
 
 
-def test_gpu_kernels_say_which_backend_is_missing(cache):
-    config = replace(fake_config(), arch="gfx942", warp_tile=(1, 1, 32))
-    add_object(cache.root, fake_library(fake_config()), config)
-    with pytest.raises(Refused, match="gfx942 needs the hip backend, which this gemmill lacks; it has cpu"):
-        load(config.name, cache.root)
-
-
 def test_a_cuda_kernel_says_which_device_is_missing(cache, monkeypatch):
     monkeypatch.setattr(cuda, "devices", lambda: [cuda.Device(0, "NVIDIA A100", (8, 0))])
     config = replace(fake_config(), arch="sm_90a", warp_tile=(1, 1, 32))
     add_object(cache.root, fake_library(fake_config()), config)
     wanted = r"no sm_90a device: needed compute capability 9\.0, the driver shows NVIDIA A100 \(8\.0\)"
     with pytest.raises(Refused, match=wanted):
+        load(config.name, cache.root)
+
+
+def test_a_hip_kernel_says_which_device_is_missing(cache, monkeypatch):
+    monkeypatch.setattr(device, "hip_archs", lambda: ["gfx90a"])
+    config = replace(fake_config(), arch="gfx942", warp_tile=(1, 1, 32))
+    add_object(cache.root, fake_library(fake_config()), config)
+    with pytest.raises(Refused, match="no gfx942 device here: the driver shows gfx90a"):
         load(config.name, cache.root)
 
 

@@ -1,0 +1,347 @@
+/* The C ABI of native/abi.h for the struct Kernel that the including source defines, over a code object. */
+#pragma once
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "abi.h"
+#include "host/arguments.h"
+#include "host/preshuffle.h"
+#include "hip/args.h"
+#include "hip/driver.h"
+
+#ifdef __ASSEMBLER__ /* never: it is assembled by itself, but named here so that a kernel's key covers it */
+#include "hip/image.S"
+#endif
+
+/* The linked code object (image.S). */
+extern "C" __attribute__((visibility("hidden"))) const unsigned char gemmill_code_object[];
+
+namespace gemmill {
+
+constexpr int kMaxDevices = 64;
+constexpr int kTimedLaunches = 10;
+
+/* What is loaded on each device; a launch reads `function` without the lock. */
+struct Loaded {
+    hipModule_t module;
+    hipFunction_t function;
+};
+
+pthread_mutex_t g_mutex = PTHREAD_MUTEX_INITIALIZER;
+Loaded g_loaded[kMaxDevices];
+
+inline int failed(const char* call, hipError_t error) {
+    return (Message() << call << " failed: " << driver().hipGetErrorString(error) << " (" << error << ")").device_error();
+}
+
+/* Return from the enclosing function if a driver call fails. */
+#define GEMMILL_HIP(name, ...)                                                                   \
+    do {                                                                                         \
+        const hipError_t gemmill_hip_error = driver().name(__VA_ARGS__);                         \
+        if (gemmill_hip_error != hipSuccess) return ::gemmill::failed(#name, gemmill_hip_error); \
+    } while (0)
+
+/* gfx942:sramecc+:xnack- is gfx942, and gfx9420 is not. */
+inline bool is_arch(const char* live, const char* wanted) {
+    const size_t length = strlen(wanted);
+    return strncmp(live, wanted, length) == 0 && (live[length] == '\0' || live[length] == ':');
+}
+
+inline int load(int device, Loaded& loaded) {
+    hipDeviceProp_tR0600 properties = {};
+    GEMMILL_HIP(hipGetDevicePropertiesR0600, &properties, device);
+    properties.gcnArchName[sizeof properties.gcnArchName - 1] = '\0';
+    if (!is_arch(properties.gcnArchName, Kernel::kArch)) {
+        return (Message() << Kernel::kName << " is for " << Kernel::kArch << ", but device " << device << " is "
+                          << properties.gcnArchName)
+            .unsupported();
+    }
+    GEMMILL_HIP(hipModuleLoadData, &loaded.module, gemmill_code_object);
+    const hipError_t error = driver().hipModuleGetFunction(&loaded.function, loaded.module, Kernel::kName);
+    if (error == hipSuccess) return GEMMILL_OK;
+    driver().hipModuleUnload(loaded.module);
+    loaded = {};
+    return failed("hipModuleGetFunction", error);
+}
+
+/* The kernel on the current device, loaded if it is not yet. */
+inline int current_function(hipFunction_t& function) {
+    int code = open_driver();
+    if (code) return code;
+    int device = 0;
+    GEMMILL_HIP(hipGetDevice, &device);
+    if (device < 0 || device >= kMaxDevices) {
+        return (Message() << "device " << device << ": expected one below " << kMaxDevices).unsupported();
+    }
+    Loaded& loaded = g_loaded[device];
+    function = __atomic_load_n(&loaded.function, __ATOMIC_ACQUIRE);
+    if (function) return GEMMILL_OK;
+    pthread_mutex_lock(&g_mutex);
+    if (!loaded.function) {
+        Loaded fresh = {};
+        code = load(device, fresh);
+        if (code == GEMMILL_OK) {
+            loaded.module = fresh.module;
+            __atomic_store_n(&loaded.function, fresh.function, __ATOMIC_RELEASE);
+        }
+    }
+    function = loaded.function;
+    pthread_mutex_unlock(&g_mutex);
+    return code;
+}
+
+/* What a kernel's 32-bit indices and the grid hold. */
+inline int expect_at_most(const char* name, int64_t value, int64_t most) {
+    if (value <= most) return GEMMILL_OK;
+    return (Message() << name << " = " << value << ": expected at most " << most << " on this backend").unsupported();
+}
+
+inline int check_limits(int64_t m, int64_t n, int64_t k) {
+    int code = expect_at_most("M", m, min_of<int64_t>(hip::kMaxSize, static_cast<int64_t>(hip::kMaxGridX) * Kernel::kTileM));
+    if (!code) code = expect_at_most("N", n, hip::kMaxSize);
+    if (!code) code = expect_at_most("K", k, hip::kMaxSize);
+    return code;
+}
+
+inline int launch(hipFunction_t function, hip::GemmArgs args, hipStream_t stream) {
+    const int64_t tiles_m = ceil_div(args.m, Kernel::kTileM);
+    const int64_t tiles_n = ceil_div(args.n, Kernel::kTileN);
+    void* parameters[] = {&args};
+    constexpr unsigned threads = 64 * Kernel::kWarpsM * Kernel::kWarpsN;
+    GEMMILL_HIP(hipModuleLaunchKernel, function, static_cast<unsigned>(tiles_m),
+                static_cast<unsigned>(min_of<int64_t>(tiles_n, hip::kMaxGridY)), 1, threads, 1, 1, 0, stream, parameters,
+                nullptr);
+    return GEMMILL_OK;
+}
+
+inline hip::GemmArgs make_args(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc) {
+    hip::GemmArgs args = {};
+    args.m = static_cast<int>(m), args.n = static_cast<int>(n), args.k = static_cast<int>(k);
+    args.lda = lda, args.ldaq = ldaq, args.ldb = ldb, args.ldc = ldc;
+    return args;
+}
+
+/* ---- Host pointers -------------------------------------------------------------------------------------- */
+
+/* Device memory of one call; given back when the call ends, however it ends. */
+class Buffer {
+  public:
+    Buffer() = default;
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    ~Buffer() { release(); }
+
+    int allocate(int64_t bytes) {
+        if (bytes) GEMMILL_HIP(hipMalloc, &pointer_, static_cast<size_t>(bytes));
+        return GEMMILL_OK;
+    }
+    int upload(const void* from, int64_t bytes) {
+        const int code = allocate(bytes);
+        if (code) return code;
+        if (bytes) GEMMILL_HIP(hipMemcpy, pointer_, from, static_cast<size_t>(bytes), hipMemcpyHostToDevice);
+        return GEMMILL_OK;
+    }
+    int download(void* to, int64_t bytes) {
+        GEMMILL_HIP(hipMemcpy, to, pointer_, static_cast<size_t>(bytes), hipMemcpyDeviceToHost);
+        return GEMMILL_OK;
+    }
+    int release() {
+        void* const pointer = pointer_;
+        pointer_ = nullptr;
+        if (pointer) GEMMILL_HIP(hipFree, pointer);
+        return GEMMILL_OK;
+    }
+    void* get() const { return pointer_; }
+
+  private:
+    void* pointer_ = nullptr;
+};
+
+class Event {
+  public:
+    Event() = default;
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
+    ~Event() {
+        if (event_) driver().hipEventDestroy(event_);
+    }
+    int create() {
+        GEMMILL_HIP(hipEventCreate, &event_);
+        return GEMMILL_OK;
+    }
+    hipEvent_t get() const { return event_; }
+
+  private:
+    hipEvent_t event_ = nullptr;
+};
+
+/* Mean time of a launch. The caller has warmed up. */
+inline int time_launches(hipFunction_t function, const hip::GemmArgs& args, float* time_ms) {
+    Event start, stop;
+    int code = start.create();
+    if (!code) code = stop.create();
+    if (code) return code;
+    GEMMILL_HIP(hipEventRecord, start.get(), nullptr);
+    for (int i = 0; i < kTimedLaunches; ++i) {
+        code = launch(function, args, nullptr);
+        if (code) return code;
+    }
+    GEMMILL_HIP(hipEventRecord, stop.get(), nullptr);
+    GEMMILL_HIP(hipEventSynchronize, stop.get());
+    float total = 0;
+    GEMMILL_HIP(hipEventElapsedTime, &total, start.get(), stop.get());
+    *time_ms = total / kTimedLaunches;
+    return GEMMILL_OK;
+}
+
+/* AQ as this kernel takes it, on the device; `ldaq` follows. */
+inline int upload_scales(Buffer& buffer, const void* aq, int64_t m, int64_t groups, int64_t& ldaq) {
+    const int64_t bytes = m * groups * Kernel::kScaleBytes;
+    if (!Kernel::kPreshuffled) return buffer.upload(aq, bytes);
+    constexpr int64_t b = Kernel::kTileK / kGroupK;
+    const int64_t shuffled_bytes = ceil_div(groups, b) * m * b * Kernel::kScaleBytes;
+    ldaq = m * b;
+    char* const shuffled = static_cast<char*>(malloc(static_cast<size_t>(shuffled_bytes) + 1));
+    if (!shuffled) return (Message() << "out of memory: preshuffled AQ of " << shuffled_bytes << " bytes").device_error();
+    preshuffle(shuffled, static_cast<const char*>(aq), m, groups, b, Kernel::kScaleBytes);
+    const int code = buffer.upload(shuffled, shuffled_bytes);
+    free(shuffled);
+    return code;
+}
+
+inline int run_on_device(const void* A, const void* AQ, const void* B, void* C, hip::GemmArgs args, float* time_ms) {
+    hipFunction_t function = nullptr;
+    int code = current_function(function);
+    if (code) return code;
+    const int64_t m = args.m, n = args.n, k = args.k;
+    const int64_t bytes_c = m * n * Kernel::kOutBytes;
+    int64_t ldaq = args.ldaq;
+    Buffer a, aq, b, c;
+    code = a.upload(A, Kernel::kPackedA ? ceil_div(m * k, 2) : m * k);
+    if (!code) code = upload_scales(aq, AQ, m, ceil_div(k, kGroupK), ldaq);
+    if (!code) code = b.upload(B, k * n);
+    if (!code) code = c.allocate(bytes_c);
+    if (code) return code;
+    args.a = a.get(), args.aq = aq.get(), args.b = b.get(), args.c = c.get(), args.ldaq = ldaq;
+    code = launch(function, args, nullptr);
+    if (code) return code;
+    GEMMILL_HIP(hipStreamSynchronize, nullptr); /* the default stream */
+    if (time_ms) code = time_launches(function, args, time_ms);
+    if (!code) code = c.download(C, bytes_c);
+    /* Here, not in destructors: a failing hipFree is the device's failure too. */
+    Buffer* const buffers[] = {&c, &b, &aq, &a};
+    for (Buffer* buffer : buffers) {
+        const int released = buffer->release();
+        if (!code) code = released;
+    }
+    return code;
+}
+
+inline int run_packed(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N, int64_t K,
+                      int64_t stride_A, int64_t stride_AQ, int64_t stride_B, int64_t stride_C, int64_t QK_A,
+                      int k_batch, float* time_ms) {
+    int code = check_sizes(M, N, K);
+    if (code) return code;
+    const Shapes shapes = stored_shapes<Kernel>(M, N, K);
+    code = expect_equal("stride_A", stride_A, shapes.a.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("stride_AQ", stride_AQ, shapes.aq.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("stride_B", stride_B, shapes.b.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("stride_C", stride_C, shapes.c.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("QK_A", QK_A, ceil_div(K, kGroupK), "which is ceil(K / 128)");
+    if (code) return code;
+    if (k_batch != 1) {
+        return (Message() << "k_batch = " << k_batch << ": expected 1, this kernel does not split k").unsupported();
+    }
+    code = check_pointers(A, AQ, B, C, M, N, K);
+    if (code) return code;
+    if (time_ms) *time_ms = 0;
+    if (M == 0 || N == 0) return GEMMILL_OK;
+    code = check_limits(M, N, K);
+    if (code) return code;
+    return run_on_device(A, AQ, B, C, make_args(M, N, K, stride_A, stride_AQ, stride_B, stride_C), time_ms);
+}
+
+/* ---- Device pointers ------------------------------------------------------------------------------------ */
+
+inline int run_strided(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N, int64_t K,
+                       int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc, void* stream) {
+    int code = check_sizes(M, N, K);
+    if (code) return code;
+    const Shapes shapes = stored_shapes<Kernel>(M, N, K);
+    constexpr int64_t b = Kernel::kTileK / kGroupK;
+    const Shape aq = Kernel::kPreshuffled ? Shape{ceil_div(ceil_div(K, kGroupK), b), M * b} : shapes.aq;
+    code = expect_at_least("lda", lda, shapes.a.length);
+    if (!code) code = expect_at_least("ldaq", ldaq, aq.length);
+    if (!code) code = expect_at_least("ldb", ldb, shapes.b.length);
+    if (!code) code = expect_at_least("ldc", ldc, shapes.c.length);
+    if (!code) code = expect_addressable("A", shapes.a.lines, lda, shapes.a.length);
+    if (!code) code = expect_addressable("AQ", aq.lines, ldaq, aq.length);
+    if (!code) code = expect_addressable("B", shapes.b.lines, ldb, shapes.b.length);
+    if (!code) code = expect_addressable("C", shapes.c.lines, ldc, shapes.c.length);
+    if (!code) code = check_pointers(A, AQ, B, C, M, N, K);
+    if (code || M == 0 || N == 0) return code;
+    code = check_limits(M, N, K);
+    hipFunction_t function = nullptr;
+    if (!code) code = current_function(function);
+    if (code) return code;
+    hip::GemmArgs args = make_args(M, N, K, lda, ldaq, ldb, ldc);
+    args.a = A, args.aq = AQ, args.b = B, args.c = C;
+    return launch(function, args, static_cast<hipStream_t>(stream));
+}
+
+/* ---- Life ----------------------------------------------------------------------------------------------- */
+
+inline int initialize() {
+    hipFunction_t function = nullptr;
+    return current_function(function);
+}
+
+/* The driver stays open: unloading it while other libraries use it is nobody's wish. */
+inline void cleanup() {
+    pthread_mutex_lock(&g_mutex);
+    for (Loaded& loaded : g_loaded) {
+        if (loaded.module) driver().hipModuleUnload(loaded.module);
+        __atomic_store_n(&loaded.function, nullptr, __ATOMIC_RELEASE);
+        loaded.module = nullptr;
+    }
+    pthread_mutex_unlock(&g_mutex);
+}
+
+}  // namespace gemmill
+
+extern "C" {
+
+GEMMILL_EXPORT int dispatcher_initialize(void) { return gemmill::initialize(); }
+
+GEMMILL_EXPORT int dispatcher_run_aquant_gemm(const void* A, const void* AQ, const void* B, void* C, int64_t M,
+                                              int64_t N, int64_t K, int64_t stride_A, int64_t stride_AQ,
+                                              int64_t stride_B, int64_t stride_C, int64_t QK_A, int k_batch,
+                                              float* time_ms) {
+    return gemmill::run_packed(A, AQ, B, C, M, N, K, stride_A, stride_AQ, stride_B, stride_C, QK_A, k_batch, time_ms);
+}
+
+GEMMILL_EXPORT const char* dispatcher_get_kernel_name(void) { return gemmill::Kernel::kName; }
+
+GEMMILL_EXPORT int dispatcher_get_kernel_count(void) { return 1; }
+
+GEMMILL_EXPORT void dispatcher_cleanup(void) { gemmill::cleanup(); }
+
+GEMMILL_EXPORT int gemmill_abi_version(void) { return GEMMILL_ABI_VERSION; }
+
+GEMMILL_EXPORT const char* gemmill_manifest(void) { return gemmill::Kernel::kManifest; }
+
+GEMMILL_EXPORT const char* gemmill_last_error(void) { return gemmill::t_error.text; }
+
+GEMMILL_EXPORT int64_t gemmill_workspace_bytes(int64_t M, int64_t N, int64_t K) {
+    return gemmill::check_sizes(M, N, K);
+}
+
+GEMMILL_EXPORT int gemmill_gemm_aquant(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N,
+                                       int64_t K, int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc,
+                                       void* workspace, int64_t workspace_bytes, void* stream) {
+    (void)workspace, (void)workspace_bytes; /* gemmill_workspace_bytes() is 0 */
+    return gemmill::run_strided(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc, stream);
+}
+
+}  // extern "C"
