@@ -17,6 +17,7 @@ from typing import Any
 
 from doit.doit_cmd import get_var  # type: ignore[import-untyped]
 from doit.exceptions import TaskFailed  # type: ignore[import-untyped]
+from gemmill.device import why_arch_not_here
 from gemmill.errors import GemmillError
 
 from kernels.arguments import ARGUMENTS, Options, parse
@@ -27,7 +28,7 @@ from kernels.config import KernelConfig
 from kernels.paths import CHECKOUT, Paths
 from kernels.reporter import Reporter
 from kernels.resources import default_jobs
-from kernels.selection import STAGES, Selection, why_not_here
+from kernels.selection import STAGES, Selection
 from kernels.simulator import Simulator, is_simulated
 
 # Outcomes of a selftest that make a kernel trusted, and its task up to date.
@@ -198,7 +199,7 @@ class Graph:
         state = self._ask(config)
         if not state.current or state.object is None or state.object.outcome not in GOOD:
             return False
-        return state.object.outcome == "passed" or why_not_here(config.arch) is not None
+        return state.object.outcome == "passed" or why_arch_not_here(config.arch_row) is not None
 
     def _ask(self, config: KernelConfig) -> State:
         # doit asks about the three tasks of a kernel in turn; only what a task has changed is looked at again.
@@ -231,7 +232,7 @@ class Graph:
 
         from kernels import process
 
-        reason = why_not_here(config.arch)
+        reason = why_arch_not_here(config.arch_row)
         if reason and not is_simulated(config.arch):
             return KernelFailed(reason, "not runnable")
         try:

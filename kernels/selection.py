@@ -10,8 +10,8 @@ import fnmatch
 import re
 from collections.abc import Iterable
 
-from gemmill.arch import find_arch, host_archs, why_not_host
-from gemmill.device import why_no_hip_device
+from gemmill.arch import find_arch, host_archs
+from gemmill.device import why_arch_not_here
 
 from kernels.arguments import COMMANDS, Options, UsageError
 from kernels.catalogue import Catalogue
@@ -90,7 +90,7 @@ class Selection:
 
     def _is_skipped(self, arch: str) -> bool:
         if arch not in self.skipped:
-            reason = why_not_here(arch)
+            reason = why_arch_not_here(find_arch(arch))
             if reason is None or is_simulated(arch):
                 return False
             self.skipped[arch] = reason
@@ -139,13 +139,3 @@ def _near(word: str, tasks: list[str]) -> list[str]:
                 return []
             pattern = pattern.replace(part, closest[0])
     return [] if pattern == word else [pattern, *fnmatch.filter(tasks, f"*{pattern}*")[:2]]
-
-
-def why_not_here(arch: str) -> str | None:
-    """Say why this machine can't run kernels for `arch`; None where it can."""
-    row = find_arch(arch)
-    if row.backend == "cpu":
-        return why_not_host(row)
-    if row.backend == "hip":
-        return why_no_hip_device(row)
-    return f"{arch} needs the {row.backend} backend"

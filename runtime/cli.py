@@ -14,10 +14,10 @@ from typing import Any
 from gemmill import __version__
 from gemmill.arch import ARCHS
 from gemmill.cache import Cache, CacheObject
-from gemmill.device import cpu_model, gpu_drivers
+from gemmill.device import cpu_model, gpu_drivers, why_arch_not_here
 from gemmill.errors import ArgumentError, CorruptObject, GemmillError, KernelNotFound
 from gemmill.explain import explain_difference, explain_key
-from gemmill.loader import Candidate, examine, why_arch_not_here
+from gemmill.loader import Candidate, examine
 from gemmill.search import Place, SearchPath
 from gemmill.selftest import run_selftest
 

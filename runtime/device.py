@@ -1,11 +1,12 @@
-"""What this machine has: its CPU by name, and signs of GPUs."""
+"""What this machine has: its CPU by name, its GPUs, and why an arch does not run here."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
-from gemmill.arch import Arch
+from gemmill.arch import Arch, why_not_host
 
 # Device files that a GPU driver makes, by backend.
 _GPU_FILES = {"cuda": "/dev/nvidia0", "hip": "/dev/kfd"}
@@ -53,3 +54,22 @@ def why_no_hip_device(arch: Arch) -> str | None:
 def gpu_drivers() -> dict[str, bool]:
     """Return for each GPU backend whether its driver shows a device here."""
     return {backend: Path(file).exists() for backend, file in _GPU_FILES.items()}
+
+
+def _why_not_cuda(arch: Arch) -> str | None:
+    from gemmill.cuda import why_not_cuda  # only who asks pays for ctypes
+
+    return why_not_cuda(arch)
+
+
+# What says, for each backend, why an arch of it does not run here.
+BACKENDS: dict[str, Callable[[Arch], str | None]] = {
+    "cpu": why_not_host,
+    "cuda": _why_not_cuda,
+    "hip": why_no_hip_device,
+}
+
+
+def why_arch_not_here(arch: Arch) -> str | None:
+    """Say why this machine runs no kernel of `arch`: its device or a CPU feature is missing. None where it does."""
+    return BACKENDS[arch.backend](arch)

@@ -22,10 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemmill.arch import ARCHS, Arch, find_arch, host_archs, why_not_host
+from gemmill.arch import ARCHS, find_arch, host_archs
 from gemmill.cache import Cache, CacheObject, IndexEntry, is_key, object_path
-from gemmill.cuda import why_not_cuda
-from gemmill.device import why_no_hip_device
+from gemmill.device import why_arch_not_here
 from gemmill.errors import (
     ArgumentError,
     CorruptObject,
@@ -42,13 +41,6 @@ from gemmill.variant import OUTPUTS, find_variant
 if TYPE_CHECKING:
     import numpy as np
     from gemmill.operands import Int4Matrix, PreshuffledScale
-
-# What tells whether a backend's archs run here. A backend that is not listed can't be called from Python.
-BACKENDS: dict[str, Callable[[Arch], str | None]] = {
-    "cpu": why_not_host,
-    "cuda": why_not_cuda,
-    "hip": why_no_hip_device,
-}
 
 
 @dataclass(frozen=True)
@@ -288,13 +280,6 @@ def why_not_here(obj: CacheObject, any_device: bool = False) -> str | None:
     if row is None:
         return f"unknown arch {obj.arch}: this gemmill knows {', '.join(ARCHS)}"
     return None if any_device and row.backend != "cpu" else why_arch_not_here(row)
-
-
-def why_arch_not_here(row: Arch) -> str | None:
-    """Say why no kernel of an arch runs here: its backend is missing, or the host lacks what it needs."""
-    if row.backend not in BACKENDS:
-        return f"{row.name} needs the {row.backend} backend, which this gemmill lacks; it has {', '.join(BACKENDS)}"
-    return BACKENDS[row.backend](row)
 
 
 def _why_not_tested(obj: CacheObject, allow_untested: bool) -> str | None:

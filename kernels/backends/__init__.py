@@ -49,7 +49,7 @@ class Backend(Protocol):
         ...
 
     def resources(self, config: KernelConfig, output: str, work: Path) -> tuple[dict[str, Any], str]:
-        """Return registers, spills and the like, from what the commands said or left in `work`; and the rest of `output`.
+        """Return registers, spills and the like, as the commands said or left in `work`, and the rest of `output`.
 
         A GemmillError refuses the kernel: it is a build failure.
         """

@@ -60,24 +60,26 @@ def test_commands_stay_within_their_contract() -> None:
     assert "/" not in str(flags), "no path may enter the key"
     device, host = cuda.commands(CONFIGS[0], Path("kernel.cpp"), Path("native"), Path("kernel.so"), toolchain())
     assert device[0] == "/opt/nvcc" and host[0] == "/opt/c++"
-    assert {"kernel.cpp", "native", "kernel.cubin"} <= set(device) and {"kernel.cpp", "native", "kernel.so"} <= set(host)
+    assert {"kernel.cpp", "native", "kernel.cubin"} <= set(device) and {"kernel.cpp", "native", "kernel.so"} <= set(
+        host
+    )
     assert "-gencode=arch=compute_90a,code=sm_90a" in device
 
 
 def test_resources_go_into_the_manifest_and_warnings_to_people() -> None:
-    found, rest = cuda.resources(CONFIGS[0], REPORT.format(stack=0, spill=0))
+    found, rest = cuda.resources(CONFIGS[0], REPORT.format(stack=0, spill=0), Path())
     assert found == {"gemmill_fast": {"stack": 0, "spill_stores": 0, "spill_loads": 0, "registers": 168}}
     assert rest == "kernel.cpp(3): warning: something to look at"
 
 
 def test_a_spill_fails_the_build() -> None:
     with pytest.raises(GemmillError, match="gemmill_fast spills registers \\(8 bytes stored\\)"):
-        cuda.resources(CONFIGS[0], REPORT.format(stack=8, spill=8))
+        cuda.resources(CONFIGS[0], REPORT.format(stack=8, spill=8), Path())
 
 
 def test_cuda_home_without_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    with pytest.raises(UnsupportedError, match="CUDA_HOME=.*: there is no program .*/bin/nvcc"):
+    with pytest.raises(UnsupportedError, match=r"CUDA_HOME=.*: there is no program .*/bin/nvcc"):
         cuda.find_nvcc()
 
 

@@ -86,7 +86,7 @@ def test_filters_without_a_kernel_say_why():
 
 
 def test_selftests_that_cannot_run_here_are_left_out_with_a_reason(monkeypatch):
-    monkeypatch.setattr("kernels.selection.why_not_here", lambda arch: f"{arch} needs what is not here")
+    monkeypatch.setattr("kernels.selection.why_arch_not_here", lambda arch: f"{arch.name} needs what is not here")
     found = select("arch=generic")
     assert (len(found.tasks["compile"]), len(found.tasks["selftest"])) == (42, 0)
     assert found.skipped == {"generic": "generic needs what is not here"}

@@ -286,7 +286,7 @@ def test_a_config_that_names_no_kernel_is_refused(cache, change):
 def test_the_best_arch_is_taken_first(cache, monkeypatch):
     rows = [arch_table.ARCHS["x86-64-v3"], arch_table.ARCHS["generic"]]
     monkeypatch.setattr(loader, "host_archs", lambda: rows)
-    monkeypatch.setitem(loader.BACKENDS, "cpu", lambda row: None)
+    monkeypatch.setitem(device.BACKENDS, "cpu", lambda row: None)
     for name in ("generic", "x86-64-v3"):
         add_fake(cache.root, fake_config(arch=name))
     assert load(NAME, cache.root).arch == "x86-64-v3"
