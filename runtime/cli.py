@@ -25,6 +25,8 @@ from gemmill.selftest import run_selftest
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0, 1 where what it looked at is not well, or 2 on a wrong request."""
     options = _parser().parse_args(arguments)
+    if sys.stdout is None:  # closed by the caller, who wants the status alone
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         status = int(options.run(options))
         sys.stdout.flush()
@@ -76,7 +78,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is no positive number of seconds")
     return value

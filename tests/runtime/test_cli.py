@@ -210,6 +210,19 @@ def test_commands_that_need_no_arrays_load_no_numpy(found_cache):
         subprocess.run([sys.executable, "-c", code, *command], check=True, stdout=subprocess.DEVNULL)
 
 
+def test_closed_stdout_is_no_error(found_cache):
+    argv = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "gemmill", "list"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
+def test_a_timeout_is_a_positive_number(found_cache, capsys, text):
+    with pytest.raises(SystemExit):
+        main(["selftest", f"--timeout={text}"])
+    assert f"{text} is no positive number of seconds" in capsys.readouterr().err
+
+
 def test_a_reader_that_has_seen_enough_is_no_error(found_cache):
     for variant in ("fp8", "bf8", "fp8i4"):
         add_fake(found_cache.root, fake_config(variant))
