@@ -125,8 +125,8 @@ def main() -> None:
     lines = [
         "# Instructions of AMD kernels",
         "",
-        "Made by `python bench/amd_instructions.py --out docs/amd-instructions.md`: the main loop of each kernel, for each",
-        "256 of K, as one wave issues it. Counted in the assembly, not measured.",
+        "Made by `python bench/amd_instructions.py --out docs/amd-instructions.md`: the main loop of each kernel, for",
+        "each 256 of K, as one wave issues it. Counted in the assembly, not measured.",
         "",
         f"Compiled with {toolchain.identity['version']}.",
     ]
