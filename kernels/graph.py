@@ -86,8 +86,9 @@ class Graph:
         self.options = options
         self.paths = Paths.of(paths.root, options.cache or paths.cache, paths.build)
         self.notice: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
-        self.build = Build(self.paths, options.toolchain, lambda text: self.notice(text))
-        self.selection = Selection(options, load_catalogue())
+        catalogue = load_catalogue()
+        self.build = Build(self.paths, options.toolchain, lambda text: self.notice(text), catalogue=catalogue)
+        self.selection = Selection(options, catalogue)
         self.selected = self.selection.tasks
         self._compiled = {config.id for config in self.selected["compile"]}
         self._state: State | None = None
