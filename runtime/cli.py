@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import platform
@@ -21,16 +20,13 @@ from gemmill.explain import explain_difference, explain_key
 from gemmill.loader import Candidate, examine, why_arch_not_here
 from gemmill.search import Place, SearchPath
 from gemmill.selftest import run_selftest
+from gemmill.streams import prepare_streams
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0, 1 where what it looked at is not well, or 2 on a wrong request."""
+    prepare_streams()
     options = _parser().parse_args(arguments)
-    if sys.stdout is None:  # closed by the caller, who wants the status alone
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a path may hold what the terminal can't show
     try:
         status = int(options.run(options))
         sys.stdout.flush()
