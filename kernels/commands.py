@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemmill.errors import GemmillError
+from gemmill.errors import GemmillError, UnsupportedError
 from gemmill.streams import prepare_streams
 
 from kernels.arguments import Options, UsageError, help_text, parse
@@ -84,10 +84,19 @@ def list_kernels(options: Options) -> int:
     from kernels.status import describe
 
     graph = Graph(options)
+    unbuildable: dict[str, None] = {}
     print(f"{'state':<10} {'key':<12} kernel")
     for config in graph.selection.find(options.words):
         state, key = describe(graph.build, config)
         print(f"{state:<10} {key[:12]:<12} {config.id}")
+        if not key:
+            unbuildable.setdefault(config.arch)
+    sys.stdout.flush()
+    for arch in unbuildable:
+        try:
+            graph.build.toolchain(arch)
+        except UnsupportedError as error:
+            print(f"mill: {error}", file=sys.stderr)
     return OK
 
 
