@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import shlex
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from doit.doit_cmd import get_var  # type: ignore[import-untyped]
@@ -89,9 +91,12 @@ class Graph:
         self.options = options
         self.paths = Paths.of(paths.root, options.cache or paths.cache, paths.build)
         self.notice: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
-        self.build = Build(self.paths, options.toolchain, lambda text: self.notice(text))
+        catalogue = load_catalogue(options.catalogue or DEFAULT)
+        # Kernels of a catalogue that was asked for come beside those of the default one.
+        follows = None if options.catalogue else catalogue
+        self.build = Build(self.paths, options.toolchain, lambda text: self.notice(text), catalogue=follows)
         self.simulator = Simulator(self.paths)
-        self.selection = Selection(options, load_catalogue(options.catalogue or DEFAULT))
+        self.selection = Selection(options, catalogue)
         self.selected = self.selection.tasks
         self._compiled = {config.id for config in self.selected["compile"]}
         self._state: State | None = None
@@ -180,7 +185,13 @@ class Graph:
         given += [f"toolchain={options.toolchain}"] if options.toolchain else []
         given += [f"cache={options.cache}"] if options.cache else []
         given += [f"catalogue={options.catalogue}"] if options.catalogue else []
-        return shlex.join(["./mill", *given, task])
+        given += [f"timeout={options.timeout:g}"] if options.timeout != Options.timeout else []
+        # As it must be typed where the caller stands, who may have set CXX for one command.
+        here = Path(os.environ.get("MILL_CWD") or Path.cwd()).resolve()
+        mill = "./mill" if here == self.paths.root.resolve() else str(self.paths.root / "mill")
+        compiler = "" if options.toolchain else os.environ.get("CXX", "")
+        prefix = f"CXX={shlex.quote(compiler)} " if compiler else ""
+        return prefix + shlex.join([mill, *given, task])
 
     # What the tasks do
 

@@ -146,13 +146,17 @@ class Cache:
 
     def entries(self, arch: str | None = None, pattern: str = "*") -> Iterator[IndexEntry]:
         """Yield the index's readable entries whose names match a glob, by arch and name; broken ones are left out."""
-        for folder in _names(self.root / "index") if arch is None else [arch]:
+        for folder in self.archs() if arch is None else [arch]:
             for name in self.names(folder):
                 if fnmatchcase(name, pattern):
                     try:
                         yield self.entry(folder, name)
                     except (CorruptObject, KernelNotFound):
                         continue
+
+    def archs(self) -> list[str]:
+        """Return the archs that the index has kernels for, sorted."""
+        return _names(self.root / "index")
 
     def names(self, arch: str) -> list[str]:
         """Return the names that the index has for an arch, sorted, whether or not their entries are readable."""

@@ -13,20 +13,20 @@ from typing import Any
 
 from gemmill import __version__
 from gemmill.arch import ARCHS
-from gemmill.cache import Cache, CacheObject
+from gemmill.cache import Cache, CacheObject, object_path
 from gemmill.device import cpu_model, gpu_drivers, why_arch_not_here
 from gemmill.errors import ArgumentError, CorruptObject, GemmillError, KernelNotFound
 from gemmill.explain import explain_difference, explain_key
 from gemmill.loader import Candidate, examine
 from gemmill.search import Place, SearchPath
 from gemmill.selftest import run_selftest
+from gemmill.streams import prepare_streams
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0, 1 where what it looked at is not well, or 2 on a wrong request."""
+    prepare_streams()
     options = _parser().parse_args(arguments)
-    if sys.stdout is None:  # closed by the caller, who wants the status alone
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         status = int(options.run(options))
         sys.stdout.flush()
@@ -186,10 +186,17 @@ def _verify(options: argparse.Namespace) -> int:
             except GemmillError as error:
                 broken += 1
                 print(f"{key[:12]}: {error}")
-        for entry in cache.entries(options.arch):
-            if not (cache.root / "objects" / entry.key[:2] / entry.key).is_dir():
-                broken += 1
-                print(f"{cache.root}: the index names {entry.arch}/{entry.name} with absent key {entry.key}")
+        for arch in [options.arch] if options.arch else cache.archs():
+            for name in cache.names(arch):
+                try:
+                    entry = cache.entry(arch, name)
+                except GemmillError as error:
+                    broken += 1
+                    print(error)
+                    continue
+                if not object_path(cache.root, entry.key).is_dir():
+                    broken += 1
+                    print(f"{cache.root}: the index names {arch}/{name} with absent key {entry.key}")
     print(f"{sound} objects verified, {broken} broken")
     return 1 if broken else 0
 
@@ -221,7 +228,7 @@ def _selftest_work(options: argparse.Namespace) -> Iterator[tuple[Cache, str, st
         for entry in cache.entries(options.arch):
             candidate = examine(cache, entry.key, entry, allow_untested=True)
             # Without --all: those whose selftest is still to be done.
-            if options.all or (candidate.refusal is None and candidate.outcome == "untested"):
+            if options.all or (candidate.refusal is None and candidate.outcome in ("untested", "simulated")):
                 yield cache, entry.key, f"{entry.arch}/{entry.name}"
 
 

@@ -147,6 +147,8 @@ def load(
     ArgumentError
         If the arch is unknown.
     """
+    if not isinstance(name_or_key, str):
+        raise ArgumentError(f"name_or_key is a {type(name_or_key).__qualname__}: needed a name or a key")
     places = SearchPath(cache)
     head, slash, tail = name_or_key.partition("/")
     if slash:

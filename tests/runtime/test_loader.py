@@ -53,7 +53,7 @@ def test_a_miss_says_where_and_how_to_build(cache):
     ]
 
 
-@pytest.mark.parametrize("wanted", ["", "../x", "a b", "x/y/z", "generic//etc/passwd", "*"])
+@pytest.mark.parametrize("wanted", [None, b"x", 3, "", "../x", "a b", "x/y/z", "generic//etc/passwd", "*"])
 def test_what_is_no_name_is_refused(cache, wanted):
     add_fake(cache.root)
     with pytest.raises(ArgumentError):
