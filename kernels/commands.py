@@ -75,6 +75,8 @@ def build(options: Options) -> int:
     except Interrupted:
         graph.wait(_GRACE)
         raise
+    if graph.unwritten:
+        raise graph.unwritten
     return OK if status == 0 else FAILED
 
 

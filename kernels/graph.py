@@ -85,6 +85,8 @@ class Graph:
     selection : Selection
     selected : dict of str to list of KernelConfig
         The kernels of each stage's tasks.
+    unwritten : OSError or None
+        Why the reporter could not print all that it had to.
     """
 
     def __init__(self, options: Options, paths: Paths = CHECKOUT) -> None:
@@ -99,6 +101,7 @@ class Graph:
         self.selection = Selection(options, catalogue)
         self.selected = self.selection.tasks
         self._compiled = {config.id for config in self.selected["compile"]}
+        self.unwritten: OSError | None = None
         self._state: State | None = None
         self._running = 0
         self._idle = threading.Condition()

@@ -168,6 +168,8 @@ class Reporter:
         if self.graph:
             self._print(*(f"selftest left out: {reason}" for reason in self.graph.selection.skipped.values()))
         self._print(self._summary(stopped))
+        if self.graph:
+            self.graph.unwritten = self.progress.lost
 
     def _table(self, rows: list[Row]) -> list[str]:
         lines = [f"{'outcome':<15} {'seconds':>8} {'error':>7}  kernel"]

@@ -7,9 +7,11 @@ import os
 import pty
 import signal
 import struct
+import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import pytest
 
@@ -182,6 +184,24 @@ def test_a_reader_that_goes_away_stops_the_run(mill):
     assert process.wait(30) == 141
     assert not mill.processes()
     assert not mill.residue()
+
+
+def test_output_that_cannot_be_written_stops_nothing_but_is_an_error(mill):
+    """As in `./mill >log` where the disk with the log is full."""
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.run(
+            [sys.executable, "-m", "kernels", *TWO],
+            cwd=mill.root,
+            env={**os.environ, "CXX": str(mill.compiler)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+    assert process.returncode == 1
+    assert process.stderr == "mill: [Errno 28] No space left on device\n"
+    assert mill.good(*TWO) == mill.up_to_date
 
 
 # Raced

@@ -101,6 +101,8 @@ def bad_forms(x: np.ndarray) -> dict[str, np.ndarray]:
 FAULTS = {
     "FAULT_ZEROS": "C is all zeros",
     "FAULT_IGNORES_AQ": r"exact .*: C\[.*\] is .*, expected",
+    "FAULT_UNSIGNED_AQ": r"C\[.*\] is .*, expected",
+    "FAULT_SHORT_AQ": r"codes of AQ .*: C\[.*\] is .*, expected",
     "FAULT_SWAPS_GROUPS": r"exact .*: C\[.*\] is .*, expected",
     "FAULT_WRITES_PAST_C": "SIGSEGV during exact",
     "FAULT_WRITES_BEFORE_C": "wrote outside C",
