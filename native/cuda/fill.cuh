@@ -87,28 +87,36 @@ __device__ __forceinline__ void transpose_4x4(uint32_t& a, uint32_t& b, uint32_t
     d = permute(ab1, cd1, 0x7632);
 }
 
-// MN-major 8-bit Y, rows a multiple of 4: a thread takes four rows of 16 k, 4 bytes a load, and transposes them in registers. The eight
-// pieces of a row go to eight neighbouring threads, so that their stores meet no bank twice.
+// MN-major 8-bit Y, rows a multiple of 4: a thread takes four rows of 8 k, 4 bytes a load, and transposes them in
+// registers. Neighbouring threads take 4 x 8 k of up to 32 rows: whole sectors to load, few bank conflicts to store.
 template <class T>
 struct TransposeUnit {
-    static constexpr int units = T::tile_y / 4 * 8;
-    uint32_t w[16];
+    static constexpr int units = T::tile_y / 4 * 16;
+    static constexpr int registers = 8;
+    uint32_t w[8];
 
+    struct Place {
+        int row, k;
+    };
+    static __device__ __forceinline__ Place place(int unit) {
+        constexpr int low = T::tile_y >= 32 ? 8 : T::tile_y / 4, high = T::tile_y / 4 / low;
+        const int rows = unit / 4 % low + unit / (4 * low) % high * low;
+        return {rows * 4, (unit % 4 + unit / (4 * low * high) * 4) * 8};
+    }
     template <class S>
     __device__ __forceinline__ void load(const S& s, int row0, int k0, int unit) {
-        const int row = row0 + unit / 8 * 4, kk = k0 + unit % 8 * 16;
-        const uint8_t* at = s.base + s.index(row, kk);
-        const int count = row < s.rows ? s.k - kk : 0;
+        const Place at = place(unit);
+        const int count = row0 + at.row < s.rows ? s.k - k0 - at.k : 0;
+        const uint8_t* p = s.base + s.index(row0 + at.row, k0 + at.k);
 #pragma unroll
-        for (int i = 0; i < 16; ++i, at += s.ld) w[i] = i < count ? __ldg(reinterpret_cast<const uint32_t*>(at)) : 0;
+        for (int i = 0; i < 8; ++i, p += s.ld) w[i] = i < count ? __ldg(reinterpret_cast<const uint32_t*>(p)) : 0;
     }
     __device__ __forceinline__ void store(uint32_t y, int unit) {
-        const int row = unit / 8 * 4, piece = unit % 8;
+        const Place at = place(unit);
+        transpose_4x4(w[0], w[1], w[2], w[3]);
+        transpose_4x4(w[4], w[5], w[6], w[7]);
 #pragma unroll
-        for (int i = 0; i < 16; i += 4) transpose_4x4(w[i], w[i + 1], w[i + 2], w[i + 3]);
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-            store_shared(y + swizzled<128>((row + j) * 128 + piece * 16), make_uint4(w[j], w[4 + j], w[8 + j], w[12 + j]));
+        for (int j = 0; j < 4; ++j) store_shared(y + swizzled<128>((at.row + j) * 128 + at.k), make_uint2(w[j], w[4 + j]));
     }
 };
 
@@ -116,6 +124,7 @@ struct TransposeUnit {
 template <class T>
 struct UnpackUnit {
     static constexpr int units = T::tile_y * 8;
+    static constexpr int registers = 2;
     uint2 w;
 
     template <class S>

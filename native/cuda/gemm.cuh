@@ -124,20 +124,25 @@ struct Gemm {
         if constexpr (C::aq == Elem::f32) return __ldg(static_cast<const float*>(p.aq) + i);
         return decode_scale(__ldg(static_cast<const uint8_t*>(p.aq) + i));
     }
-    // Scales of groups g .. g + count - 1 of row m. Where a row's groups lie side by side they are loaded together: loads of
-    // single scales, a row a lane, would take a quarter of the level-1 bandwidth that wgmma needs.
-    __device__ __forceinline__ void load_scales_of(float (&v)[4], int m, int g, int count) const {
-        if (!C::preshuffle && !C::aq_col && p.vector_aq && g % 4 == 0 && g + 4 <= last_k) {
+    // Scales of groups g .. g + count - 1 of row m. Where a row's groups lie side by side they are loaded together: loads
+    // of single scales, a row a lane, would take a quarter of the level-1 bandwidth that wgmma needs.
+    template <int count>
+    __device__ __forceinline__ void load_scales_of(float (&v)[count], int m, int g) const {
+        static_assert(count == 2 || count == 4, "a vector load");
+        if (!C::preshuffle && !C::aq_col && p.vector_aq && g % count == 0 && g + count <= last_k) {
             const int64_t i = m * p.ldaq + g;
             if constexpr (C::aq == Elem::f32) {
-                float4 f = make_float4(0, 0, 0, 0);
-                if (m < p.m) f = __ldg(reinterpret_cast<const float4*>(static_cast<const float*>(p.aq) + i));
-                v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
+                using V = std::conditional_t<count == 4, float4, float2>;
+                V f = {};
+                if (m < p.m) f = __ldg(reinterpret_cast<const V*>(static_cast<const float*>(p.aq) + i));
+                v[0] = f.x, v[1] = f.y;
+                if constexpr (count == 4) v[2] = f.z, v[3] = f.w;
             } else {
+                using V = std::conditional_t<count == 4, uint32_t, uint16_t>;
                 uint32_t w = 0;
-                if (m < p.m) w = __ldg(reinterpret_cast<const uint32_t*>(static_cast<const uint8_t*>(p.aq) + i));
+                if (m < p.m) w = __ldg(reinterpret_cast<const V*>(static_cast<const uint8_t*>(p.aq) + i));
 #pragma unroll
-                for (int u = 0; u < 4; ++u) v[u] = decode_scale(w >> (8 * u) & 0xff);
+                for (int u = 0; u < count; ++u) v[u] = decode_scale(w >> (8 * u) & 0xff);
             }
         } else {
 #pragma unroll
@@ -146,14 +151,14 @@ struct Gemm {
     }
     __device__ __forceinline__ void load_scales(int lane) const {
         constexpr int per_lane = (C::tile_m + 31) / 32;
-        constexpr int batch = T::big && (C::preshuffle || C::aq_col) ? 2 : 4; // few registers, many addresses
+        constexpr int batch = T::producer_regs < 48 || (T::big && (C::preshuffle || C::aq_col)) ? 2 : 4;
         Stage s;
         each_tile([&](Tile tile) {
             const int m0 = (C::swap ? tile.y : tile.x) * C::tile_m + lane;
             for (int kb = first_k; kb < last_k; kb += batch) {
-                float v[per_lane][4];
+                float v[per_lane][batch];
 #pragma unroll
-                for (int i = 0; i < per_lane; ++i) load_scales_of(v[i], m0 + 32 * i, kb, batch);
+                for (int i = 0; i < per_lane; ++i) load_scales_of(v[i], m0 + 32 * i, kb);
 #pragma unroll
                 for (int u = 0; u < batch; ++u) {
                     if (kb + u >= last_k) break;
@@ -175,34 +180,60 @@ struct Gemm {
         Stage s;
         each_tile([&](Tile tile) {
             const int x0 = tile.x * T::tile_x, y0 = tile.y * T::tile_y;
-            for (int kb = first_k; kb < last_k; ++kb) {
-                const int k0 = kb * kGroup;
-                if constexpr (T::y_fill == Fill::vector) {
-                    fill_y_vector(y, s, y0, k0, thread);
-                } else {
+            if constexpr (T::y_fill == Fill::vector) {
+                fill_y_vector(y, s, y0, thread);
+            } else {
+                for (int kb = first_k; kb < last_k; ++kb) {
                     barrier_wait(empty(s.index), s.phase ^ 1);
+                    if constexpr (T::x_fill == Fill::scalar) fill_x<T>(x_stage(s.index), x, x0, kb * kGroup, thread);
+                    if constexpr (T::y_fill == Fill::scalar) fill_y_scalar<T>(y_stage(s.index), y, y0, kb * kGroup, thread);
+                    filled(s, thread);
                 }
-                if constexpr (T::x_fill == Fill::scalar) fill_x<T>(x_stage(s.index), x, x0, k0, thread);
-                if constexpr (T::y_fill == Fill::scalar) fill_y_scalar<T>(y_stage(s.index), y, y0, k0, thread);
-                fence_async_proxy();
-                __syncwarp();
-                if (thread % 32 == 0) barrier_arrive(full(s.index));
-                s.next();
             }
         });
     }
-    // The first loads are under way while the stage is still being read.
+    __device__ __forceinline__ void filled(Stage& s, int thread) const {
+        fence_async_proxy();
+        __syncwarp();
+        if (thread % 32 == 0) barrier_arrive(full(s.index));
+        s.next();
+    }
+    // A stage is filled in parts, as many units a thread as fit in its registers. The loads of the next `ahead` parts,
+    // of this stage or a later one, are under way while one is stored.
     template <class S>
-    __device__ __forceinline__ void fill_y_vector(const S& y, const Stage& s, int y0, int k0, int thread) const {
+    __device__ __forceinline__ void fill_y_vector(const S& y, Stage& s, int y0, int thread) const {
         using Unit = VectorUnit<T>;
-        Unit u;
-        if (thread < Unit::units) u.load(y, y0, k0, thread);
-        barrier_wait(empty(s.index), s.phase ^ 1);
-        if (thread < Unit::units) u.store(y_stage(s.index), thread);
-#pragma unroll 1
-        for (int unit = thread + kFillThreads; unit < Unit::units; unit += kFillThreads) {
-            u.load(y, y0, k0, unit);
-            u.store(y_stage(s.index), unit);
+        constexpr int room = C::blocks_per_sm == 1 ? 32 : !T::y_i4 || T::tile_y == 16 ? 16 : T::x_regs ? 4 : 8;
+        constexpr int rounds = (Unit::units + kFillThreads - 1) / kFillThreads;
+        constexpr int most = room / 2 / Unit::registers, each = most < 1 ? 1 : most < rounds ? most : rounds;
+        constexpr int fit = room / (each * Unit::registers), ahead = fit > 4 ? 4 : fit < 1 ? 1 : fit;
+        constexpr int parts = (rounds + each - 1) / each;
+        Unit u[ahead][each];
+        const int end = (last_k - first_k) * parts;
+        const auto load = [&](Unit (&units)[each], int part) {
+            if (part >= end) return;
+#pragma unroll
+            for (int r = 0; r < each; ++r) {
+                const int unit = thread + (part % parts * each + r) * kFillThreads;
+                if (unit < Unit::units) units[r].load(y, y0, (first_k + part / parts) * kGroup, unit);
+            }
+        };
+#pragma unroll
+        for (int i = 0; i < ahead; ++i) load(u[i], i);
+        for (int first = 0; first < end; first += ahead) {
+#pragma unroll
+            for (int i = 0; i < ahead; ++i) {
+                const int part = first + i;
+                if (part >= end) break;
+                if (part % parts == 0) barrier_wait(empty(s.index), s.phase ^ 1);
+#pragma unroll
+                for (int r = 0; r < each; ++r) {
+                    const int unit = thread + (part % parts * each + r) * kFillThreads;
+                    if (unit < Unit::units) u[i][r].store(y_stage(s.index), unit);
+                }
+                if (part % parts == parts - 1) filled(s, thread);
+                load(u[i], part + ahead);
+            }
         }
     }
 

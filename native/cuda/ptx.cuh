@@ -111,6 +111,9 @@ __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&d)[4], uint32_t a
 __device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+__device__ __forceinline__ void store_shared(uint32_t address, uint2 v) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t v) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
