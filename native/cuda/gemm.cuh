@@ -151,7 +151,7 @@ struct Gemm {
     }
     __device__ __forceinline__ void load_scales(int lane) const {
         constexpr int per_lane = (C::tile_m + 31) / 32;
-        constexpr int batch = T::producer_regs < 48 || (T::big && (C::preshuffle || C::aq_col)) ? 2 : 4;
+        constexpr int batch = T::producer_regs <= 48 || (T::big && (C::preshuffle || C::aq_col)) ? 2 : 4;
         Stage s;
         each_tile([&](Tile tile) {
             const int m0 = (C::swap ? tile.y : tile.x) * C::tile_m + lane;
