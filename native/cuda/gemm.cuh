@@ -3,7 +3,7 @@
 // One producer warpgroup and two consumer warpgroups share a ring of stages, each 128 k (one scale group) deep:
 //   warp 0     starts the copy engine's loads of X and Y
 //   warp 1     gathers the tile's scales, several groups at once
-//   warps 2-3  fill what the copy engine can't take (fill.cuh); idle otherwise
+//   warps 2-3  convert Y, or fill what the copy engine can't take (fill.cuh); idle otherwise
 //   consumers  per stage: wgmma from zero, then acc += scale * product in float32, because wgmma keeps fewer
 //              bits than float32 when it accumulates 8-bit products over a long k
 // A full barrier counts those who fill a stage, an empty barrier the consumer warps that have read it.
@@ -54,6 +54,8 @@ struct Gemm {
 
     __device__ __forceinline__ uint32_t full(int s) const { return smem + T::at_barriers + s * 8; }
     __device__ __forceinline__ uint32_t empty(int s) const { return smem + T::at_barriers + (T::stages + s) * 8; }
+    __device__ __forceinline__ uint32_t raw_full(int s) const { return smem + T::at_barriers + (2 * T::stages + s) * 8; }
+    __device__ __forceinline__ uint32_t raw_stage(int s) const { return smem + T::at_raw + s * T::raw_bytes; }
     __device__ __forceinline__ uint32_t x_stage(int s) const { return smem + T::at_x + s * T::x_bytes; }
     __device__ __forceinline__ uint32_t y_stage(int s) const { return smem + T::at_y + s * T::y_bytes; }
     __device__ __forceinline__ uint32_t scale_stage(int s) const { return smem + T::at_scale + s * T::scale_bytes; }
@@ -89,6 +91,7 @@ struct Gemm {
                 barrier_arrive_expect(bar, (tma_x ? T::x_bytes : 0) + (tma_y ? T::y_bytes : 0));
                 if constexpr (tma_x) load_x(x_stage(s.index), bar, tile.x * T::tile_x, kb * kGroup);
                 if constexpr (tma_y) load_y(y_stage(s.index), bar, tile.y * T::tile_y, kb * kGroup);
+                if constexpr (T::y_raw) load_raw(s.index, tile.y * T::tile_y, kb * kGroup);
                 s.next();
             }
         });
@@ -110,6 +113,12 @@ struct Gemm {
         } else {
             tma_load(dst, map_y, bar, k, row);
         }
+    }
+
+    __device__ __forceinline__ void load_raw(int stage, int row, int k) const {
+        constexpr int per_byte = T::y_i4 ? 2 : 1;
+        barrier_arrive_expect(raw_full(stage), T::raw_bytes);
+        tma_load(raw_stage(stage), map_y, raw_full(stage), (T::y_mn ? row : k) / per_byte, T::y_mn ? k : row);
     }
 
     static __device__ __forceinline__ float decode_scale(uint8_t byte) {
@@ -179,62 +188,21 @@ struct Gemm {
         const Source<T::y_elem, T::y_mn> y{p.y, p.ldy, C::swap ? p.m : p.n, p.k};
         Stage s;
         each_tile([&](Tile tile) {
-            const int x0 = tile.x * T::tile_x, y0 = tile.y * T::tile_y;
-            if constexpr (T::y_fill == Fill::vector) {
-                fill_y_vector(y, s, y0, thread);
-            } else {
-                for (int kb = first_k; kb < last_k; ++kb) {
+            for (int kb = first_k; kb < last_k; ++kb) {
+                if constexpr (T::y_raw) {
+                    barrier_wait(raw_full(s.index), s.phase);
+                    convert_y<T>(y_stage(s.index), raw_stage(s.index), thread);
+                } else {
                     barrier_wait(empty(s.index), s.phase ^ 1);
-                    if constexpr (T::x_fill == Fill::scalar) fill_x<T>(x_stage(s.index), x, x0, kb * kGroup, thread);
-                    if constexpr (T::y_fill == Fill::scalar) fill_y_scalar<T>(y_stage(s.index), y, y0, kb * kGroup, thread);
-                    filled(s, thread);
+                    fill_x<T>(x_stage(s.index), x, tile.x * T::tile_x, kb * kGroup, thread);
+                    fill_y_scalar<T>(y_stage(s.index), y, tile.y * T::tile_y, kb * kGroup, thread);
                 }
+                fence_async_proxy();
+                __syncwarp();
+                if (thread % 32 == 0) barrier_arrive(full(s.index));
+                s.next();
             }
         });
-    }
-    __device__ __forceinline__ void filled(Stage& s, int thread) const {
-        fence_async_proxy();
-        __syncwarp();
-        if (thread % 32 == 0) barrier_arrive(full(s.index));
-        s.next();
-    }
-    // A stage is filled in parts, as many units a thread as fit in its registers. The loads of the next `ahead` parts,
-    // of this stage or a later one, are under way while one is stored.
-    template <class S>
-    __device__ __forceinline__ void fill_y_vector(const S& y, Stage& s, int y0, int thread) const {
-        using Unit = VectorUnit<T>;
-        constexpr int room = C::blocks_per_sm == 1 ? 32 : !T::y_i4 || T::tile_y == 16 ? 16 : T::x_regs ? 4 : 8;
-        constexpr int rounds = (Unit::units + kFillThreads - 1) / kFillThreads;
-        constexpr int most = room / 2 / Unit::registers, each = most < 1 ? 1 : most < rounds ? most : rounds;
-        constexpr int fit = room / (each * Unit::registers), ahead = fit > 4 ? 4 : fit < 1 ? 1 : fit;
-        constexpr int parts = (rounds + each - 1) / each;
-        Unit u[ahead][each];
-        const int end = (last_k - first_k) * parts;
-        const auto load = [&](Unit (&units)[each], int part) {
-            if (part >= end) return;
-#pragma unroll
-            for (int r = 0; r < each; ++r) {
-                const int unit = thread + (part % parts * each + r) * kFillThreads;
-                if (unit < Unit::units) units[r].load(y, y0, (first_k + part / parts) * kGroup, unit);
-            }
-        };
-#pragma unroll
-        for (int i = 0; i < ahead; ++i) load(u[i], i);
-        for (int first = 0; first < end; first += ahead) {
-#pragma unroll
-            for (int i = 0; i < ahead; ++i) {
-                const int part = first + i;
-                if (part >= end) break;
-                if (part % parts == 0) barrier_wait(empty(s.index), s.phase ^ 1);
-#pragma unroll
-                for (int r = 0; r < each; ++r) {
-                    const int unit = thread + (part % parts * each + r) * kFillThreads;
-                    if (unit < Unit::units) u[i][r].store(y_stage(s.index), unit);
-                }
-                if (part % parts == parts - 1) filled(s, thread);
-                load(u[i], part + ahead);
-            }
-        }
     }
 
     // ---- consumers ----
@@ -461,10 +429,11 @@ __device__ __forceinline__ void gemm(const TensorMap& map_x, const TensorMap& ma
         for (int s = 0; s < T::stages; ++s) {
             barrier_init(g.full(s), 2 + (G::kFills ? 2 : 0));
             barrier_init(g.empty(s), G::kConsumerWarps * C::multicast);
+            if (T::y_raw) barrier_init(g.raw_full(s), 1);
         }
         barrier_init_fence();
         if (T::x_fill == Fill::tma) tma_prefetch(&map_x);
-        if (T::y_fill == Fill::tma) tma_prefetch(&map_y);
+        if (T::y_fill != Fill::scalar) tma_prefetch(&map_y);
     }
     __syncthreads();
     if (C::multicast > 1) cluster_sync(); // the neighbour's barriers are ready

@@ -111,9 +111,6 @@ __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&d)[4], uint32_t a
 __device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-__device__ __forceinline__ void store_shared(uint32_t address, uint2 v) {
-    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
-}
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t v) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
@@ -129,6 +126,11 @@ __device__ __forceinline__ void store_shared(uint32_t address, float2 v) {
 __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
     uint4 v;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+    return v;
+}
+__device__ __forceinline__ uint32_t load_shared_4(uint32_t address) {
+    uint32_t v;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
     return v;
 }
 __device__ __forceinline__ uint32_t load_shared_2(uint32_t address) {
