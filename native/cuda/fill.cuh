@@ -121,9 +121,11 @@ __device__ __forceinline__ void unpack_y(uint32_t y, uint32_t raw, int thread) {
     }
 }
 
-// MN-major int4 Y: a byte holds two rows of one k; a thread takes 8 rows of 4 k.
+// MN-major int4 Y: a byte holds two rows of one k; a thread takes 8 rows of 4 k. row0: of the tile, whose lines begin at
+// a multiple of 16 bytes, as the copy engine wants.
 template <class T>
-__device__ __forceinline__ void transpose_unpack_y(uint32_t y, uint32_t raw, int thread) {
+__device__ __forceinline__ void transpose_unpack_y(uint32_t y, uint32_t raw, int row0, int thread) {
+    raw += row0 / 2 % 16;
     constexpr int groups = T::tile_y / 8;
 #pragma unroll 1
     for (int unit = thread; unit < groups * 32; unit += kFillThreads) {
@@ -143,9 +145,9 @@ __device__ __forceinline__ void transpose_unpack_y(uint32_t y, uint32_t raw, int
 }
 
 template <class T>
-__device__ __forceinline__ void convert_y(uint32_t y, uint32_t raw, int thread) {
+__device__ __forceinline__ void convert_y(uint32_t y, uint32_t raw, int row0, int thread) {
     if constexpr (T::y_mn && T::y_i4) {
-        transpose_unpack_y<T>(y, raw, thread);
+        transpose_unpack_y<T>(y, raw, row0, thread);
     } else if constexpr (T::y_i4) {
         unpack_y<T>(y, raw, thread);
     } else {

@@ -118,7 +118,8 @@ struct Gemm {
     __device__ __forceinline__ void load_raw(int stage, int row, int k) const {
         constexpr int per_byte = T::y_i4 ? 2 : 1;
         barrier_arrive_expect(raw_full(stage), T::raw_bytes);
-        tma_load(raw_stage(stage), map_y, raw_full(stage), (T::y_mn ? row : k) / per_byte, T::y_mn ? k : row);
+        const int inner = (T::y_mn ? row : k) / per_byte / 16 * 16; // see transpose_unpack_y()
+        tma_load(raw_stage(stage), map_y, raw_full(stage), inner, T::y_mn ? k : row);
     }
 
     static __device__ __forceinline__ float decode_scale(uint8_t byte) {
@@ -191,7 +192,7 @@ struct Gemm {
             for (int kb = first_k; kb < last_k; ++kb) {
                 if constexpr (T::y_raw) {
                     barrier_wait(raw_full(s.index), s.phase);
-                    convert_y<T>(y_stage(s.index), raw_stage(s.index), thread);
+                    convert_y<T>(y_stage(s.index), raw_stage(s.index), tile.y * T::tile_y, thread);
                 } else {
                     barrier_wait(empty(s.index), s.phase ^ 1);
                     fill_x<T>(x_stage(s.index), x, tile.x * T::tile_x, kb * kGroup, thread);
