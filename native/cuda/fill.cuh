@@ -1,5 +1,6 @@
-// Filling a stage without the copy engine: by two warps, for operands it can't take (base or leading dimension not
-// a multiple of 16 bytes) and for a Y that must be transposed or unpacked on its way in.
+// What two producer warps do to a stage. They convert a Y that the copy engine brought as it is stored (transposed, or
+// unpacked from int4), and they fill stages by themselves from operands that the copy engine can't take: those whose
+// base or leading dimension is not a multiple of 16 bytes.
 #pragma once
 #include "int4.cuh"
 #include "ptx.cuh"
@@ -87,60 +88,71 @@ __device__ __forceinline__ void transpose_4x4(uint32_t& a, uint32_t& b, uint32_t
     d = permute(ab1, cd1, 0x7632);
 }
 
-// MN-major 8-bit Y, rows a multiple of 4: a thread takes four rows of 16 k, 4 bytes a load, and transposes them in registers. The eight
-// pieces of a row go to eight neighbouring threads, so that their stores meet no bank twice.
+// MN-major 8-bit Y: a thread transposes 4 rows of 16 k. Of a warp, neighbours take two pieces of k, then other rows:
+// that shares the bank conflicts between loads and stores.
 template <class T>
-struct TransposeUnit {
-    static constexpr int units = T::tile_y / 4 * 8;
-    uint32_t w[16];
-
-    template <class S>
-    __device__ __forceinline__ void load(const S& s, int row0, int k0, int unit) {
-        const int row = row0 + unit / 8 * 4, kk = k0 + unit % 8 * 16;
-        const uint8_t* at = s.base + s.index(row, kk);
-        const int count = row < s.rows ? s.k - kk : 0;
+__device__ __forceinline__ void transpose_y(uint32_t y, uint32_t raw, int thread) {
+    constexpr int groups = T::tile_y / 4;
+#pragma unroll 1
+    for (int unit = thread; unit < groups * 8; unit += kFillThreads) {
+        const int piece = unit % 2 + unit / (2 * groups) * 2, row = unit / 2 % groups * 4;
+        uint32_t w[16];
 #pragma unroll
-        for (int i = 0; i < 16; ++i, at += s.ld) w[i] = i < count ? __ldg(reinterpret_cast<const uint32_t*>(at)) : 0;
-    }
-    __device__ __forceinline__ void store(uint32_t y, int unit) {
-        const int row = unit / 8 * 4, piece = unit % 8;
+        for (int i = 0; i < 16; ++i) w[i] = load_shared_4(raw + (piece * 16 + i) * T::y_line_bytes + row);
 #pragma unroll
         for (int i = 0; i < 16; i += 4) transpose_4x4(w[i], w[i + 1], w[i + 2], w[i + 3]);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
             store_shared(y + swizzled<128>((row + j) * 128 + piece * 16), make_uint4(w[j], w[4 + j], w[8 + j], w[12 + j]));
     }
-};
+}
 
-// K-major int4 Y: 8 bytes a load make 16 bytes.
+// K-major int4 Y: 8 bytes are 16 k of a row.
 template <class T>
-struct UnpackUnit {
-    static constexpr int units = T::tile_y * 8;
-    uint2 w;
+__device__ __forceinline__ void unpack_y(uint32_t y, uint32_t raw, int thread) {
+#pragma unroll 1
+    for (int unit = thread; unit < T::tile_y * 8; unit += kFillThreads) {
+        uint4 v;
+        int4_to_e4m3(load_shared_4(raw + unit * 8), v.x, v.y); // odd k first in each byte
+        int4_to_e4m3(load_shared_4(raw + unit * 8 + 4), v.z, v.w);
+        v = make_uint4(permute(v.x, v.x, 0x2301), permute(v.y, v.y, 0x2301), permute(v.z, v.z, 0x2301),
+                       permute(v.w, v.w, 0x2301));
+        store_shared(y + swizzled<128>(unit * 16), v);
+    }
+}
 
-    template <class S>
-    __device__ __forceinline__ void load(const S& s, int row0, int k0, int unit) {
-        const int row = row0 + unit / 8, kk = k0 + unit % 8 * 16;
-        w = make_uint2(0, 0);
-        if (row >= s.rows || kk >= s.k) return;
-        const uint8_t* p = s.base + s.index(row, kk) / 2;
-        if (kk + 16 <= s.k) {
-            w = __ldg(reinterpret_cast<const uint2*>(p));
-        } else {
-            for (int j = 0; j < 8; ++j)
-                if (kk + 2 * j < s.k) (j < 4 ? w.x : w.y) |= uint32_t(__ldg(p + j)) << (j % 4 * 8);
+// MN-major int4 Y: a byte holds two rows of one k; a thread takes 8 rows of 4 k. row0: of the tile, whose lines begin at
+// a multiple of 16 bytes, as the copy engine wants.
+template <class T>
+__device__ __forceinline__ void transpose_unpack_y(uint32_t y, uint32_t raw, int row0, int thread) {
+    raw += row0 / 2 % 16;
+    constexpr int groups = T::tile_y / 8;
+#pragma unroll 1
+    for (int unit = thread; unit < groups * 32; unit += kFillThreads) {
+        const int row = unit % groups * 8, k = unit / groups * 4;
+        uint32_t w[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) w[i] = load_shared_4(raw + (k + i) * T::y_line_bytes + row / 2);
+        transpose_4x4(w[0], w[1], w[2], w[3]); // now 4 k of one pair of rows each
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            uint32_t low, high;
+            int4_to_e4m3(w[j], low, high); // the even row is the high nibble
+            store_shared(y + swizzled<128>((row + 2 * j) * 128 + k), permute(low, high, 0x7531));
+            store_shared(y + swizzled<128>((row + 2 * j + 1) * 128 + k), permute(low, high, 0x6420));
         }
     }
-    __device__ __forceinline__ void store(uint32_t y, int unit) {
-        uint4 v;
-        int4_to_e4m3(w.x, v.x, v.y);
-        int4_to_e4m3(w.y, v.z, v.w);
-        v = make_uint4(permute(v.x, v.x, 0x2301), permute(v.y, v.y, 0x2301), permute(v.z, v.z, 0x2301), permute(v.w, v.w, 0x2301));
-        store_shared(y + swizzled<128>(unit / 8 * 128 + unit % 8 * 16), v);
-    }
-};
+}
 
 template <class T>
-using VectorUnit = typename std::conditional_t<T::y_i4, UnpackUnit<T>, TransposeUnit<T>>;
+__device__ __forceinline__ void convert_y(uint32_t y, uint32_t raw, int row0, int thread) {
+    if constexpr (T::y_mn && T::y_i4) {
+        transpose_unpack_y<T>(y, raw, row0, thread);
+    } else if constexpr (T::y_i4) {
+        unpack_y<T>(y, raw, thread);
+    } else {
+        transpose_y<T>(y, raw, thread);
+    }
+}
 
 } // namespace gemmill

@@ -3,7 +3,7 @@
 // One producer warpgroup and two consumer warpgroups share a ring of stages, each 128 k (one scale group) deep:
 //   warp 0     starts the copy engine's loads of X and Y
 //   warp 1     gathers the tile's scales, several groups at once
-//   warps 2-3  fill what the copy engine can't take (fill.cuh); idle otherwise
+//   warps 2-3  convert Y, or fill what the copy engine can't take (fill.cuh); idle otherwise
 //   consumers  per stage: wgmma from zero, then acc += scale * product in float32, because wgmma keeps fewer
 //              bits than float32 when it accumulates 8-bit products over a long k
 // A full barrier counts those who fill a stage, an empty barrier the consumer warps that have read it.
@@ -54,6 +54,8 @@ struct Gemm {
 
     __device__ __forceinline__ uint32_t full(int s) const { return smem + T::at_barriers + s * 8; }
     __device__ __forceinline__ uint32_t empty(int s) const { return smem + T::at_barriers + (T::stages + s) * 8; }
+    __device__ __forceinline__ uint32_t raw_full(int s) const { return smem + T::at_barriers + (2 * T::stages + s) * 8; }
+    __device__ __forceinline__ uint32_t raw_stage(int s) const { return smem + T::at_raw + s * T::raw_bytes; }
     __device__ __forceinline__ uint32_t x_stage(int s) const { return smem + T::at_x + s * T::x_bytes; }
     __device__ __forceinline__ uint32_t y_stage(int s) const { return smem + T::at_y + s * T::y_bytes; }
     __device__ __forceinline__ uint32_t scale_stage(int s) const { return smem + T::at_scale + s * T::scale_bytes; }
@@ -89,6 +91,7 @@ struct Gemm {
                 barrier_arrive_expect(bar, (tma_x ? T::x_bytes : 0) + (tma_y ? T::y_bytes : 0));
                 if constexpr (tma_x) load_x(x_stage(s.index), bar, tile.x * T::tile_x, kb * kGroup);
                 if constexpr (tma_y) load_y(y_stage(s.index), bar, tile.y * T::tile_y, kb * kGroup);
+                if constexpr (T::y_raw) load_raw(s.index, tile.y * T::tile_y, kb * kGroup);
                 s.next();
             }
         });
@@ -112,6 +115,13 @@ struct Gemm {
         }
     }
 
+    __device__ __forceinline__ void load_raw(int stage, int row, int k) const {
+        constexpr int per_byte = T::y_i4 ? 2 : 1;
+        barrier_arrive_expect(raw_full(stage), T::raw_bytes);
+        const int inner = (T::y_mn ? row : k) / per_byte / 16 * 16; // see transpose_unpack_y()
+        tma_load(raw_stage(stage), map_y, raw_full(stage), inner, T::y_mn ? k : row);
+    }
+
     static __device__ __forceinline__ float decode_scale(uint8_t byte) {
         const __half_raw h = __nv_cvt_fp8_to_halfraw(byte, C::aq == Elem::e4m3 ? __NV_E4M3 : __NV_E5M2);
         return __half2float(h);
@@ -124,20 +134,25 @@ struct Gemm {
         if constexpr (C::aq == Elem::f32) return __ldg(static_cast<const float*>(p.aq) + i);
         return decode_scale(__ldg(static_cast<const uint8_t*>(p.aq) + i));
     }
-    // Scales of groups g .. g + count - 1 of row m. Where a row's groups lie side by side they are loaded together: loads of
-    // single scales, a row a lane, would take a quarter of the level-1 bandwidth that wgmma needs.
-    __device__ __forceinline__ void load_scales_of(float (&v)[4], int m, int g, int count) const {
-        if (!C::preshuffle && !C::aq_col && p.vector_aq && g % 4 == 0 && g + 4 <= last_k) {
+    // Scales of groups g .. g + count - 1 of row m. Where a row's groups lie side by side they are loaded together: loads
+    // of single scales, a row a lane, would take a quarter of the level-1 bandwidth that wgmma needs.
+    template <int count>
+    __device__ __forceinline__ void load_scales_of(float (&v)[count], int m, int g) const {
+        static_assert(count == 2 || count == 4, "a vector load");
+        if (!C::preshuffle && !C::aq_col && p.vector_aq && g % count == 0 && g + count <= last_k) {
             const int64_t i = m * p.ldaq + g;
             if constexpr (C::aq == Elem::f32) {
-                float4 f = make_float4(0, 0, 0, 0);
-                if (m < p.m) f = __ldg(reinterpret_cast<const float4*>(static_cast<const float*>(p.aq) + i));
-                v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
+                using V = std::conditional_t<count == 4, float4, float2>;
+                V f = {};
+                if (m < p.m) f = __ldg(reinterpret_cast<const V*>(static_cast<const float*>(p.aq) + i));
+                v[0] = f.x, v[1] = f.y;
+                if constexpr (count == 4) v[2] = f.z, v[3] = f.w;
             } else {
+                using V = std::conditional_t<count == 4, uint32_t, uint16_t>;
                 uint32_t w = 0;
-                if (m < p.m) w = __ldg(reinterpret_cast<const uint32_t*>(static_cast<const uint8_t*>(p.aq) + i));
+                if (m < p.m) w = __ldg(reinterpret_cast<const V*>(static_cast<const uint8_t*>(p.aq) + i));
 #pragma unroll
-                for (int u = 0; u < 4; ++u) v[u] = decode_scale(w >> (8 * u) & 0xff);
+                for (int u = 0; u < count; ++u) v[u] = decode_scale(w >> (8 * u) & 0xff);
             }
         } else {
 #pragma unroll
@@ -146,14 +161,14 @@ struct Gemm {
     }
     __device__ __forceinline__ void load_scales(int lane) const {
         constexpr int per_lane = (C::tile_m + 31) / 32;
-        constexpr int batch = T::big && (C::preshuffle || C::aq_col) ? 2 : 4; // few registers, many addresses
+        constexpr int batch = T::producer_regs <= 48 || (T::big && (C::preshuffle || C::aq_col)) ? 2 : 4;
         Stage s;
         each_tile([&](Tile tile) {
             const int m0 = (C::swap ? tile.y : tile.x) * C::tile_m + lane;
             for (int kb = first_k; kb < last_k; kb += batch) {
-                float v[per_lane][4];
+                float v[per_lane][batch];
 #pragma unroll
-                for (int i = 0; i < per_lane; ++i) load_scales_of(v[i], m0 + 32 * i, kb, batch);
+                for (int i = 0; i < per_lane; ++i) load_scales_of(v[i], m0 + 32 * i, kb);
 #pragma unroll
                 for (int u = 0; u < batch; ++u) {
                     if (kb + u >= last_k) break;
@@ -174,36 +189,21 @@ struct Gemm {
         const Source<T::y_elem, T::y_mn> y{p.y, p.ldy, C::swap ? p.m : p.n, p.k};
         Stage s;
         each_tile([&](Tile tile) {
-            const int x0 = tile.x * T::tile_x, y0 = tile.y * T::tile_y;
             for (int kb = first_k; kb < last_k; ++kb) {
-                const int k0 = kb * kGroup;
-                if constexpr (T::y_fill == Fill::vector) {
-                    fill_y_vector(y, s, y0, k0, thread);
+                if constexpr (T::y_raw) {
+                    barrier_wait(raw_full(s.index), s.phase);
+                    convert_y<T>(y_stage(s.index), raw_stage(s.index), tile.y * T::tile_y, thread);
                 } else {
                     barrier_wait(empty(s.index), s.phase ^ 1);
+                    fill_x<T>(x_stage(s.index), x, tile.x * T::tile_x, kb * kGroup, thread);
+                    fill_y_scalar<T>(y_stage(s.index), y, tile.y * T::tile_y, kb * kGroup, thread);
                 }
-                if constexpr (T::x_fill == Fill::scalar) fill_x<T>(x_stage(s.index), x, x0, k0, thread);
-                if constexpr (T::y_fill == Fill::scalar) fill_y_scalar<T>(y_stage(s.index), y, y0, k0, thread);
                 fence_async_proxy();
                 __syncwarp();
                 if (thread % 32 == 0) barrier_arrive(full(s.index));
                 s.next();
             }
         });
-    }
-    // The first loads are under way while the stage is still being read.
-    template <class S>
-    __device__ __forceinline__ void fill_y_vector(const S& y, const Stage& s, int y0, int k0, int thread) const {
-        using Unit = VectorUnit<T>;
-        Unit u;
-        if (thread < Unit::units) u.load(y, y0, k0, thread);
-        barrier_wait(empty(s.index), s.phase ^ 1);
-        if (thread < Unit::units) u.store(y_stage(s.index), thread);
-#pragma unroll 1
-        for (int unit = thread + kFillThreads; unit < Unit::units; unit += kFillThreads) {
-            u.load(y, y0, k0, unit);
-            u.store(y_stage(s.index), unit);
-        }
     }
 
     // ---- consumers ----
@@ -430,10 +430,11 @@ __device__ __forceinline__ void gemm(const TensorMap& map_x, const TensorMap& ma
         for (int s = 0; s < T::stages; ++s) {
             barrier_init(g.full(s), 2 + (G::kFills ? 2 : 0));
             barrier_init(g.empty(s), G::kConsumerWarps * C::multicast);
+            if (T::y_raw) barrier_init(g.raw_full(s), 1);
         }
         barrier_init_fence();
         if (T::x_fill == Fill::tma) tma_prefetch(&map_x);
-        if (T::y_fill == Fill::tma) tma_prefetch(&map_y);
+        if (T::y_fill != Fill::scalar) tma_prefetch(&map_y);
     }
     __syncthreads();
     if (C::multicast > 1) cluster_sync(); // the neighbour's barriers are ready

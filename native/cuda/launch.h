@@ -26,7 +26,8 @@ inline int encode(CUtensorMap& map, const View& v) {
     const cuuint32_t steps[2] = {1, 1};
     const CUtensorMapSwizzle swizzle = v.swizzle == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                        : v.swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                         : CU_TENSOR_MAP_SWIZZLE_32B;
+                                       : v.swizzle == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                                         : CU_TENSOR_MAP_SWIZZLE_NONE;
     GEMMILL_TRY(cuTensorMapEncodeTiled, &map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(v.base), size, pitch, box,
                 steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -95,18 +96,16 @@ int launch(const Device& device, const Problem& q, CUstream stream) {
     const int64_t per_byte = T::x_i4 ? 2 : 1;
     const View x = T::x_mn ? View{p.x, ceil_div(rows_x, per_byte), q.k, p.ldx / per_byte, T::x_line_bytes, kGroup, T::x_swizzle}
                            : View{p.x, ceil_div(q.k, per_byte), rows_x, p.ldx / per_byte, T::x_row_bytes, T::tile_x, T::x_swizzle};
-    const View y = {p.y, q.k, rows_y, p.ldy, kGroup, T::tile_y / C::multicast, 128};
-
-    bool fast = q.k > 0 && tma_can_read(x) && p.ldx % per_byte == 0;
-    const uintptr_t y_address = reinterpret_cast<uintptr_t>(p.y);
-    if (T::y_fill == Fill::tma) fast = fast && tma_can_read(y);
-    if (T::y_fill == Fill::vector && T::y_mn) fast = fast && y_address % 4 == 0 && p.ldy % 4 == 0 && rows_y % 4 == 0;
-    if (T::y_fill == Fill::vector && T::y_i4) fast = fast && y_address % 8 == 0 && p.ldy % 16 == 0;
+    const int64_t y_per_byte = T::y_i4 ? 2 : 1;
+    View y = {p.y, q.k, rows_y, p.ldy, kGroup, T::tile_y / C::multicast, 128};
+    if (T::y_raw && T::y_mn) y = {p.y, ceil_div(rows_y, y_per_byte), q.k, p.ldy / y_per_byte, T::y_line_bytes, kGroup, 0};
+    if (T::y_raw && !T::y_mn) y = {p.y, ceil_div(q.k, y_per_byte), rows_y, p.ldy / y_per_byte, T::y_line_bytes, T::tile_y, 0};
+    const bool fast = q.k > 0 && tma_can_read(x) && tma_can_read(y) && p.ldx % per_byte == 0 && p.ldy % y_per_byte == 0;
 
     CUtensorMap map_x = {}, map_y = {};
     if (!fast) return launch_as<Scalar<C>>(device.scalar, device, p, map_x, map_y, stream);
     int code = encode(map_x, x);
-    if (!code && T::y_fill == Fill::tma) code = encode(map_y, y);
+    if (!code) code = encode(map_y, y);
     return code ? code : launch_as<C>(device.fast, device, p, map_x, map_y, stream);
 }
 

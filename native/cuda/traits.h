@@ -27,9 +27,9 @@ struct alignas(64) TensorMap {
 
 // How a stage of an operand is filled.
 enum class Fill {
-    tma,    // by the copy engine
-    vector, // by two warps, 4 or 8 bytes a load, transposed or unpacked on the way
-    scalar, // by two warps, an element a load: any alignment, any stride
+    tma,     // by the copy engine
+    convert, // by the copy engine as it is stored, then transposed or unpacked by two warps
+    scalar,  // by two warps, an element a load: any alignment, any stride
 };
 
 struct Params {
@@ -62,7 +62,7 @@ struct Traits {
     static constexpr bool x_i4 = x_elem == Elem::i4;
     static constexpr bool y_i4 = y_elem == Elem::i4;
     static constexpr Fill x_fill = C::scalar ? Fill::scalar : Fill::tma;
-    static constexpr Fill y_fill = C::scalar || (y_mn && y_i4) ? Fill::scalar : y_mn || y_i4 ? Fill::vector : Fill::tma;
+    static constexpr Fill y_fill = C::scalar ? Fill::scalar : y_mn || y_i4 ? Fill::convert : Fill::tma;
 
     static constexpr int tile_x = C::swap ? C::tile_n : C::tile_m;
     static constexpr int tile_y = C::swap ? C::tile_m : C::tile_n;
@@ -83,23 +83,33 @@ struct Traits {
     static constexpr int x_swizzle = x_mn ? x_line_bytes : x_row_bytes;       // bytes: 32, 64 or 128
     static constexpr int x_bytes = tile_x * x_row_bytes;
     static constexpr int y_bytes = tile_y * kGroup;
+    // Y as stored, where it is converted: lines of k (K-major) or of rows. The copy engine takes 16 bytes at least.
+    static constexpr bool y_raw = y_fill == Fill::convert;
+    static constexpr int y_line_bytes = !y_mn ? kGroup / 2 : y_i4 ? (tile_y < 32 ? 16 : tile_y / 2) : tile_y;
+    static constexpr int y_lines = y_mn ? kGroup : tile_y;
+    static constexpr int raw_bytes = y_raw ? y_line_bytes * y_lines : 0;
+    static_assert(!y_raw || (C::multicast == 1 && y_line_bytes <= 256), "no such conversion");
     static constexpr int scale_bytes = (C::tile_m * 4 + 127) / 128 * 128;
     static constexpr int out_bytes = bytes_of(C::out);
     static constexpr int staging_bytes = 64 * chunk * out_bytes;              // one consumer warpgroup's part of C
-    static constexpr int barrier_bytes = 256;
+    static constexpr int barrier_bytes = 384;
 
     static constexpr int budget = C::blocks_per_sm == 1 ? kSmemMax : kSmemSm / C::blocks_per_sm - 1024;
     static constexpr int partial_bytes = halves_k ? 64 * chunk * 4 : 0;       // the second warpgroup's sums
     static constexpr int fixed_bytes = (halves_k ? 1 : 2) * staging_bytes + partial_bytes + barrier_bytes;
-    static constexpr int stage_bytes = x_bytes + y_bytes + scale_bytes;
+    static constexpr int stage_bytes = x_bytes + y_bytes + raw_bytes + scale_bytes;
     static constexpr int fit = (budget - fixed_bytes) / stage_bytes;
-    static constexpr int stages = fit > 12 ? 12 : fit;
+    // Where the consumers take turns along k the number is even, so that a stage is always the same one's: a wait for
+    // a phase must not begin before the phase in front of it is over.
+    static constexpr int most = fit > 12 ? 12 : fit;
+    static constexpr int stages = halves_k ? most / 2 * 2 : most;
     static_assert(stages >= 2, "tile too large for shared memory");
 
     // Offsets into dynamic shared memory, which starts on a 1024-byte boundary.
     static constexpr int at_x = 0;
     static constexpr int at_y = at_x + stages * x_bytes;
-    static constexpr int at_scale = at_y + stages * y_bytes;
+    static constexpr int at_raw = at_y + stages * y_bytes;
+    static constexpr int at_scale = at_raw + stages * raw_bytes;
     static constexpr int at_staging = at_scale + stages * scale_bytes;
     static constexpr int at_partial = at_staging + (halves_k ? 1 : 2) * staging_bytes;
     static constexpr int at_barriers = at_partial + partial_bytes;
@@ -109,7 +119,7 @@ struct Traits {
     // Registers a thread after the producers hand theirs over. The three warpgroups share what the block starts with,
     // 3 * 80 (two blocks a multiprocessor) or 3 * 168; asking for more waits forever.
     static constexpr bool big = slabs * tile_y > 128;
-    static constexpr int producer_regs = C::blocks_per_sm > 1 ? (x_regs && tile_y > 32 ? 48 : 64) : !big ? 88 : x_regs ? 40 : 56;
+    static constexpr int producer_regs = C::blocks_per_sm > 1 ? 64 : !big ? 88 : x_regs ? 40 : 56;
     static constexpr int consumer_regs = ((C::blocks_per_sm > 1 ? 240 : 504) - producer_regs) / 2;
 
     // A split-K partial tile, float32, lies over the drained pipeline.
