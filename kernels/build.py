@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemmill.cache import LIBRARY, MANIFEST_SCHEMA, CacheObject
-from gemmill.errors import CorruptObject, GemmillError, KernelNotFound
+from gemmill.cache import LIBRARY, MANIFEST_SCHEMA, NATIVE, CacheObject
+from gemmill.errors import CorruptObject, GemmillError, KernelNotFound, UnsupportedError
 
 from kernels import process
-from kernels.backends import Backend, find_backend
+from kernels.backends import Backend, find_backend, notes, why_not
 from kernels.codegen import Codegen, Source
 from kernels.config import KernelConfig
 from kernels.describe import describe_config, read_abi_version
@@ -35,7 +35,7 @@ COMPILE_SECONDS = 900.0
 ATTEMPTS = 3  # at a kernel whose inputs are edited while they are compiled
 
 # What the commands call the source and the headers' root, in the directory that they run in.
-SOURCE, NATIVE = "kernel.cpp", "native"
+SOURCE, HEADERS = "kernel.cpp", "native"
 
 # What every Linux has; anything else would tie a prebuilt cache to the machine that built it.
 _SYSTEM_LIBRARIES = re.compile(r"(lib(c|m|pthread|dl|rt)\.so(\.\d+)*|ld-(linux|musl)[-\w]*\.so(\.\d+)*)")
@@ -133,6 +133,8 @@ class Build:
         Receives one line for each thing worth telling (an object quarantined); default drops them.
     children : Children, optional
         Runs the commands.
+    provider : str
+        Whose kernels.
 
     Attributes
     ----------
@@ -146,9 +148,11 @@ class Build:
         toolchain: str | None = None,
         notice: Callable[[str], None] = lambda text: None,
         children: process.Children = process.CHILDREN,
+        provider: str = NATIVE,
     ) -> None:
         self.paths = paths
-        self.codegen = Codegen(paths)
+        self.provider = provider
+        self.codegen = Codegen(paths, provider)
         self.store = Store(paths.cache, notice)
         self._wanted = toolchain
         self._notice = notice
@@ -160,7 +164,7 @@ class Build:
 
     def toolchain(self, arch: str) -> Toolchain:
         """Return the toolchain that builds for `arch`; UnsupportedError where its backend or compiler is missing."""
-        backend = find_backend(arch)
+        backend = self._backend(arch)
         known = self._toolchains.get(backend.TEMPLATE)
         if known is None:
             known = self._toolchains[backend.TEMPLATE] = self._find_toolchain(backend)
@@ -208,7 +212,18 @@ class Build:
         except (GemmillError, OSError) as error:
             return Outcome(config, "failed", key, message=str(error))
 
+    def why_not(self, config: KernelConfig) -> str | None:
+        """Say why the provider can't build a kernel; None where it can, as far as is known before compiling."""
+        return why_not(self._backend(config.arch), config)
+
+    def notes(self, config: KernelConfig) -> list[str]:
+        """Return what a user of a kernel must know of it."""
+        return notes(self._backend(config.arch), config)
+
     # ---- the key ---------------------------------------------------------------------------------------------
+
+    def _backend(self, arch: str) -> Backend:
+        return find_backend(arch, self.provider)
 
     def _find_toolchain(self, backend: Backend) -> Toolchain:
         return backend.find_toolchain(self._wanted, self.paths.build / "memo" / "toolchain.json")
@@ -224,12 +239,15 @@ class Build:
             self._abi,
             source.scan,
             headers.reached(source.scan.includes, f"the source of {config.id}"),
-            find_backend(config.arch).flags(config, toolchain),
+            self._backend(config.arch).flags(config, toolchain),
             toolchain,
+            self.provider,
         )
 
     def _plan(self, config: KernelConfig) -> _Plan:
-        backend = find_backend(config.arch)
+        backend = self._backend(config.arch)
+        if reason := why_not(backend, config):
+            raise UnsupportedError(f"{config.id}: {reason}")
         self.codegen.generate(config)
         source = self.codegen.source(config)
         if source is None:
@@ -254,7 +272,7 @@ class Build:
         except CorruptObject as error:
             return State(config, key, None, f"its object is broken: {error}")
         try:
-            entry = self.store.cache.entry(config.arch, config.name)
+            entry = self.store.cache.entry(config.arch, config.name, self.provider)
         except (KernelNotFound, CorruptObject) as error:
             return State(config, key, found, str(error))
         reason = "" if entry.key == key else f"the index names another key, {entry.key[:12]}"
@@ -272,7 +290,7 @@ class Build:
                 outcome = self._build(plan)
             if not state.current:
                 config = plan.config
-                self.store.set_index(config.arch, config.name, plan.key, describe_config(config))
+                self.store.set_index(config.arch, config.name, plan.key, describe_config(config), self.provider)
             return outcome
 
     def _build(self, plan: _Plan) -> Outcome:
@@ -282,8 +300,8 @@ class Build:
                 folder.mkdir()
             # The commands see relative names only, so nothing of where we are can get into what they make.
             (work / SOURCE).write_bytes(plan.source.content)
-            (work / NATIVE).symlink_to(self.paths.native, target_is_directory=True)
-            commands = plan.backend.commands(plan.config, Path(SOURCE), Path(NATIVE), Path(LIBRARY), plan.toolchain)
+            (work / HEADERS).symlink_to(self.paths.native, target_is_directory=True)
+            commands = plan.backend.commands(plan.config, Path(SOURCE), Path(HEADERS), Path(LIBRARY), plan.toolchain)
             seconds, output = self._run(plan, commands, work, scratch)
             shown = self._shown(plan, commands)
             try:
@@ -316,7 +334,7 @@ class Build:
         """Return the commands as a person can repeat them anywhere: from the generated file, into /tmp."""
         places = {
             SOURCE: str(self.codegen.path(plan.config)),
-            NATIVE: str(self.paths.native),
+            HEADERS: str(self.paths.native),
             LIBRARY: f"/tmp/{LIBRARY}",
         }
         return tuple(tuple(places.get(word, word) for word in argv) for argv in commands)
@@ -334,6 +352,8 @@ class Build:
             "inputs": plan.inputs,
             "arch": config.arch,
             "name": config.name,
+            "provider": self.provider,
+            "notes": notes(plan.backend, config),
             "config": describe_config(config),
             "target": {"machine": config.arch_row.machine or platform.machine(), "system": platform.system()},
             "build": {

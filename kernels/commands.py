@@ -86,13 +86,16 @@ def build(options: Options) -> int:
 def list_kernels(options: Options) -> int:
     """Print every selected kernel and where it stands."""
     from kernels.graph import Graph
-    from kernels.status import describe
+    from kernels.status import describe, remarks
 
     graph = Graph(options)
+    configs = graph.find(options.words)
     print(f"{'state':<10} {'key':<12} kernel")
-    for config in graph.find(options.words):
+    for config in configs:
         state, key = describe(graph.build, config)
         print(f"{state:<10} {key[:12]:<12} {config.id}")
+    for remark in remarks(graph.build, configs):
+        print(remark)
     return OK
 
 

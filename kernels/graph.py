@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -22,7 +23,8 @@ from doit.doit_cmd import get_var  # type: ignore[import-untyped]
 from doit.exceptions import TaskFailed  # type: ignore[import-untyped]
 from gemmill.arch import find_arch, host_archs, why_not_host
 from gemmill.device import why_no_hip_device
-from gemmill.errors import GemmillError
+from gemmill.cache import NATIVE
+from gemmill.errors import GemmillError, UnsupportedError
 
 from kernels.arguments import ARGUMENTS, COMMANDS, Options, UsageError, parse
 from kernels.build import Build, Outcome
@@ -90,19 +92,24 @@ class Graph:
         The kernels of each stage's tasks.
     skipped : dict of str to str
         Archs whose selftests were left out because this machine can't run them, and why.
+    refused : dict of str to int
+        Why kernels that were asked for can't be built by this provider, and how many have that reason.
     """
 
     def __init__(self, options: Options, paths: Paths = CHECKOUT) -> None:
         self.options = options
         self.paths = Paths.of(paths.root, options.cache or paths.cache, paths.build)
         self.notice: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
-        self.build = Build(self.paths, options.toolchain, lambda text: self.notice(text))
+        self.build = Build(
+            self.paths, options.toolchain, lambda text: self.notice(text), provider=options.provider
+        )
         self.simulator = Simulator(self.paths)
         self.catalogue = load_catalogue()
         self.configs = self._configs(options.arch or (host_archs()[0].name,))
         self._running = 0
         self._idle = threading.Condition()
         self.skipped: dict[str, str] = {}
+        self.refused: Counter[str] = Counter()
         self.selected = self._select(options.words if options.command == "build" else ())
 
     def find(self, words: Iterable[str]) -> list[KernelConfig]:
@@ -187,6 +194,7 @@ class Graph:
         """Return the command that runs one task again, with the arguments of this run that matter to it."""
         options = self.options
         given = [f"out={','.join(options.out)}"] if options.out != Options.out else []
+        given += [f"provider={options.provider}"] if options.provider != NATIVE else []
         given += [f"toolchain={options.toolchain}"] if options.toolchain else []
         given += [f"cache={options.cache}"] if options.cache else []
         return shlex.join(["./mill", *given, task])
@@ -227,7 +235,7 @@ class Graph:
         from kernels import process
 
         reason = why_not_here(config.arch)
-        if reason and not is_simulated(config.arch):
+        if reason and not self._is_simulated(config.arch):
             return KernelFailed(reason, "not runnable")
         key = self.build.state(config).key
         try:
@@ -276,12 +284,26 @@ class Graph:
             wanted = {"codegen": everything, "compile": everything, "selftest": runnable}
         wanted["compile"] = wanted["compile"] | wanted["selftest"]
         wanted["codegen"] = wanted["codegen"] | wanted["compile"]
-        return {stage: list(configs.values()) for stage, configs in wanted.items()}
+        refused = self._refuse(wanted["codegen"].values()) if self.options.command == "build" else set()
+        return {stage: [c for c in configs.values() if c not in refused] for stage, configs in wanted.items()}
+
+    def _refuse(self, configs: Iterable[KernelConfig]) -> set[KernelConfig]:
+        """Return the kernels that the provider can't build; raise UnsupportedError where it can build none."""
+        reasons = {config: reason for config in configs if (reason := self.build.why_not(config))}
+        self.refused.update(reasons.values())
+        if reasons and len(reasons) == len(list(configs)):
+            said = "\n".join(f"  {_kernels(number)}: {reason}" for reason, number in self.refused.items())
+            raise UnsupportedError(f"provider={self.options.provider} can build none of what was asked for:\n{said}")
+        return set(reasons)
+
+    def _is_simulated(self, arch: str) -> bool:
+        """Tell whether selftests for `arch` run on a simulated device where the real one is not here."""
+        return find_arch(arch).backend in SIMULATED_BACKENDS and self.options.provider == NATIVE
 
     def _is_skipped(self, arch: str) -> bool:
         if arch not in self.skipped:
             reason = why_not_here(arch)
-            if reason is None or is_simulated(arch):
+            if reason is None or self._is_simulated(arch):
                 return False
             self.skipped[arch] = reason
         return True
@@ -346,9 +368,8 @@ def why_not_here(arch: str) -> str | None:
     return f"{arch} needs the {row.backend} backend"
 
 
-def is_simulated(arch: str) -> bool:
-    """Tell whether selftests for `arch` run on a simulated device where the real one is not here."""
-    return find_arch(arch).backend in SIMULATED_BACKENDS
+def _kernels(number: int) -> str:
+    return f"{number} kernel{'' if number == 1 else 's'}"
 
 
 @functools.cache

@@ -162,6 +162,9 @@ class Reporter:
         self._print(*self.errors)
         if self.graph:
             self._print(*(f"selftest left out: {reason}" for reason in self.graph.skipped.values()))
+            self._print(*(f"refused, {_count(n, 'kernel')}: {reason}" for reason, n in self.graph.refused.items()))
+            said = dict.fromkeys(note for row in self.rows.values() for note in self.graph.build.notes(row.config))
+            self._print(*(f"note: {note}" for note in said))
         self._print(self._summary(stopped))
 
     def _table(self, rows: list[Row]) -> list[str]:

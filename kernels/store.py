@@ -26,6 +26,7 @@ from gemmill.cache import (
     INDEX_SCHEMA,
     LIBRARY,
     MANIFEST,
+    NATIVE,
     Cache,
     CacheObject,
     describe_file,
@@ -153,12 +154,14 @@ class Store:
             return self.cache.read(key), True
         raise StoreError(f"failed to publish {path}: the directory is removed or taken again and again")
 
-    def set_index(self, arch: str, name: str, key: str, config: Mapping[str, Any]) -> None:
-        """Let the index name `key` as a kernel's current one."""
+    def set_index(self, arch: str, name: str, key: str, config: Mapping[str, Any], provider: str = NATIVE) -> None:
+        """Let the index name `key` as the current one of a provider's kernel."""
         entry = {"schema": INDEX_SCHEMA, "arch": arch, "name": name, "key": key, "config": config}
-        path = self.cache.index_path(arch, name)
+        if provider != NATIVE:
+            entry["provider"] = provider
+        path = self.cache.index_path(arch, name, provider)
         with translating("write", path):
-            self.folder("index", arch)
+            self.folder(*path.parent.relative_to(self.root).parts)
             write_atomically(path, json.dumps(entry, indent=1).encode(), self.file_mode, durable=True)
 
     def has(self, key: str) -> bool:
@@ -240,7 +243,7 @@ def translating(verb: str, path: Path) -> Iterator[None]:
 def keys_in_index(root: Path) -> set[str]:
     """Return every key that some index entry names, whether or not the rest of the entry is right."""
     keys = set()
-    for path in root.glob("index/*/*.json"):
+    for path in root.glob("index/**/*.json"):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             key = json.loads(path.read_bytes()).get("key")
             if isinstance(key, str) and is_key(key):
