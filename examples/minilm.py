@@ -4,13 +4,15 @@
     python examples/minilm.py --variants fp8,bf8 --sentences my.txt
     python examples/minilm.py --json                       every figure, of every linear layer
 
-Needs kernels of layout rcr for this machine (./mill), and the packages that README.md names.
+Needs decode kernels of layout rcr, which ./mill makes, and the packages that README.md names. Kernels are looked
+for in the repository's cache/ unless GEMMILL_CACHE names another one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from typing import Any
 import numpy as np
 from encoder import LAYERS, ROLES, Encoder, Floats, MissingPackage, load_encoder
 from gemmill.errors import GemmillError
+from gemmill.search import VARIABLE
 from gemmill.variant import VARIANTS, find_variant
 from linears import Float32Linears, GemmillLinears, Record, relative_error
 
@@ -182,4 +185,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault(VARIABLE, str(Path(__file__).resolve().parent.parent / "cache"))
     sys.exit(main())

@@ -25,7 +25,8 @@ from kernels.codegen import Codegen, Source
 from kernels.config import KernelConfig
 from kernels.describe import describe_config, read_abi_version
 from kernels.elf import read_elf
-from kernels.headers import Headers, ScanMemo
+from kernels.files import signature
+from kernels.headers import Headers, Scan, ScanMemo
 from kernels.key import key_inputs, key_of
 from kernels.paths import CHECKOUT, Paths
 from kernels.store import InputsChanged, Store
@@ -38,8 +39,8 @@ ATTEMPTS = 3  # at a kernel whose inputs are edited while they are compiled
 SOURCE, HEADERS = "kernel.cpp", "native"
 
 # What every Linux has; anything else would tie a prebuilt cache to the machine that built it.
-_SYSTEM_LIBRARIES = re.compile(r"(lib(c|m|pthread|dl|rt)\.so(\.\d+)*|ld-(linux|musl)[-\w]*\.so(\.\d+)*)")
-_ABI_FUNCTION = re.compile(r"^GEMMILL_EXPORT\s[^;(]*?(\w+)\(", re.MULTILINE)
+_SYSTEM_LIBRARIES = r"(lib(c|m|pthread|dl|rt)\.so(\.\d+)*|ld-(linux|musl)[-\w]*\.so(\.\d+)*)"
+_ABI_FUNCTION = r"(?m)^GEMMILL_EXPORT\s[^;(]*?(\w+)\("
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,8 @@ class Build:
         self._headers = self._read_headers()
         self._toolchains: dict[str, Toolchain] = {}
         self._abi: int | None = None
+        # Whole objects and the signatures of the files that said so, so that they are hashed once a run.
+        self._states: dict[KernelConfig, tuple[list[str], list[Any], State]] = {}
 
     def toolchain(self, arch: str) -> Toolchain:
         """Return the toolchain that builds for `arch`; UnsupportedError where its backend or compiler is missing."""
@@ -172,11 +175,7 @@ class Build:
 
     def inputs(self, config: KernelConfig) -> dict[str, Any]:
         """Return the key's inputs, as manifests record them; generates the source if it is not current."""
-        self.codegen.generate(config)
-        source = self.codegen.source(config)
-        if source is None:
-            raise GemmillError(f"{self.codegen.path(config)} was changed by somebody while it was read")
-        return self._inputs(config, source, self._headers, self.toolchain(config.arch))
+        return self._inputs(config, self._source(config).scan, self._headers, self.toolchain(config.arch))
 
     def state(self, config: KernelConfig) -> State:
         """Say whether a kernel is current. Writes nothing to the cache.
@@ -189,11 +188,18 @@ class Build:
             If no key can be computed: no backend, no compiler, a missing header.
         """
         toolchain = self.toolchain(config.arch)
-        source = self.codegen.source(config)
-        if source is None:
+        if (known := self._states.get(config)) and known[1] == [signature(path) for path in known[0]]:
+            return known[2]
+        scanned = self.codegen.current_scan(config)
+        if scanned is None:
             return State(config, "", None, "its source is not generated, or not from what is there now")
-        key = key_of(self._inputs(config, source, self._headers, toolchain))
-        return self._stored(config, key)
+        key = key_of(self._inputs(config, scanned, self._headers, toolchain))
+        files = [str(self.codegen.path(config)), *self.store.files(config.arch, config.name, key, self.provider)]
+        before = [signature(path) for path in files]
+        state = self._stored(config, key)
+        if state.current:
+            self._states[config] = (files, before, state)
+        return state
 
     def compile(self, config: KernelConfig) -> Outcome:
         """Make a kernel current. A failure is an outcome, not an exception; only a stop is raised."""
@@ -231,14 +237,21 @@ class Build:
     def _read_headers(self) -> Headers:
         return Headers(self.paths.native, self._memo)
 
-    def _inputs(self, config: KernelConfig, source: Source, headers: Headers, toolchain: Toolchain) -> dict[str, Any]:
+    def _source(self, config: KernelConfig) -> Source:
+        self.codegen.generate(config)
+        source = self.codegen.source(config)
+        if source is None:
+            raise GemmillError(f"{self.codegen.path(config)} was changed by somebody while it was read")
+        return source
+
+    def _inputs(self, config: KernelConfig, scanned: Scan, headers: Headers, toolchain: Toolchain) -> dict[str, Any]:
         if self._abi is None:
             self._abi = read_abi_version(self.paths.native)
         return key_inputs(
             config,
             self._abi,
-            source.scan,
-            headers.reached(source.scan.includes, f"the source of {config.id}"),
+            scanned,
+            headers.reached(scanned.includes, f"the source of {config.id}"),
             self._backend(config.arch).flags(config, toolchain),
             toolchain,
             self.provider,
@@ -248,18 +261,15 @@ class Build:
         backend = self._backend(config.arch)
         if reason := why_not(backend, config):
             raise UnsupportedError(f"{config.id}: {reason}")
-        self.codegen.generate(config)
-        source = self.codegen.source(config)
-        if source is None:
-            raise GemmillError(f"{self.codegen.path(config)} was changed by somebody while it was read")
+        source = self._source(config)
         toolchain = self._find_toolchain(backend)
-        inputs = self._inputs(config, source, self._read_headers(), toolchain)
+        inputs = self._inputs(config, source.scan, self._read_headers(), toolchain)
         return _Plan(config, source, toolchain, backend, inputs, key_of(inputs))
 
     def _check_inputs(self, plan: _Plan) -> None:
         """Raise InputsChanged unless headers and compiler are still what the plan's key says."""
         toolchain = self._find_toolchain(plan.backend)
-        if key_of(self._inputs(plan.config, plan.source, self._read_headers(), toolchain)) != plan.key:
+        if key_of(self._inputs(plan.config, plan.source.scan, self._read_headers(), toolchain)) != plan.key:
             raise InputsChanged(f"{plan.config.id}: an input was edited while it was compiled; compiling it again")
 
     # ---- the object ------------------------------------------------------------------------------------------
@@ -375,8 +385,8 @@ def check_library(library: Path, native: Path) -> None:
     if platform.system() != "Linux":
         return  # another object format; the selftest will open it
     found = read_elf(library)
-    wanted = set(_ABI_FUNCTION.findall((native / "abi.h").read_text(encoding="utf-8")))
+    wanted = set(re.findall(_ABI_FUNCTION, (native / "abi.h").read_text(encoding="utf-8")))
     if missing := sorted(wanted - found.exports):
         raise GemmillError(f"the library does not export {', '.join(missing)}, which native/abi.h declares")
-    if foreign := [name for name in found.needed if not _SYSTEM_LIBRARIES.fullmatch(name)]:
+    if foreign := [name for name in found.needed if not re.fullmatch(_SYSTEM_LIBRARIES, name)]:
         raise GemmillError(f"the library needs {', '.join(foreign)}: a kernel may link with libc and libm alone")

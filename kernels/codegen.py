@@ -27,7 +27,7 @@ from gemmill.errors import GemmillError
 from kernels.backends import context, find_backend
 from kernels.config import KernelConfig
 from kernels.describe import embedded_manifest, read_abi_version
-from kernels.files import write_atomically
+from kernels.files import signature, write_atomically
 from kernels.headers import Scan, scan
 from kernels.paths import CHECKOUT, Paths
 
@@ -78,6 +78,7 @@ class Codegen:
         self.provider = provider
         self._closures: dict[str, tuple[dict[str, str], str]] = {}
         self._inputs: dict[KernelConfig, str] = {}
+        self._scans: dict[str, tuple[Any, str, Scan]] = {}
 
     def path(self, config: KernelConfig) -> Path:
         """Return where a kernel's source is generated: ``build/generated/<arch>/[<provider>/]<name>.cpp``."""
@@ -86,7 +87,18 @@ class Codegen:
 
     def is_current(self, config: KernelConfig) -> bool:
         """Tell whether the generated file is whole and rendered from what is there now."""
-        return self.source(config) is not None
+        return self.current_scan(config) is not None
+
+    def current_scan(self, config: KernelConfig) -> Scan | None:
+        """Return the scan of the generated source where it is current, else None. The file is read when it changed."""
+        path = f"{self.paths.generated}/{config.arch}/{config.name}.cpp"
+        now, known = signature(path), self._scans.get(path)
+        if known is None or known[0] != now:
+            found = read_source(Path(path))
+            if found is None:
+                return None
+            known = self._scans[path] = (now, found.inputs, found.scan)
+        return known[2] if known[1] == self._digest(config) else None
 
     def source(self, config: KernelConfig) -> Source | None:
         """Return the generated source where it is current, else None."""
@@ -156,9 +168,14 @@ class Codegen:
         backend = find_backend(config.arch, self.provider)
         name = backend.TEMPLATE
         extra = context(backend, config)
+        texts, folder = self._templates(name)[0], self.paths.templates
+
+        def load(one: str) -> tuple[str, str, None] | None:
+            # The very text that was digested, whatever happens to the file meanwhile.
+            return (texts[one], str(folder / one), None) if one in texts else None
+
         environment = jinja2.Environment(
-            # The very texts that were digested, whatever happens to the files meanwhile.
-            loader=jinja2.DictLoader(self._templates(name)[0]),
+            loader=jinja2.FunctionLoader(load),
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -177,11 +194,9 @@ class Codegen:
                 **extra,
             )
         except jinja2.TemplateSyntaxError as error:
-            raise CodegenError(
-                f"{self.paths.templates / (error.name or name)}:{error.lineno}: {error.message}"
-            ) from None
-        except jinja2.TemplateError as error:
-            raise CodegenError(f"{_place(error, self.paths.templates / name)}: {error.message}") from None
+            raise CodegenError(f"{folder / (error.name or name)}:{error.lineno}: {error.message}") from None
+        except Exception as error:  # a template's expression may raise anything
+            raise CodegenError(f"{_place(error, folder / name)}: {error}") from error
 
 
 def read_source(path: Path) -> Source | None:
@@ -227,11 +242,12 @@ def _module_digest() -> str:
     return sha256_text(canonical_json(texts))
 
 
-def _place(error: BaseException, default: Path) -> str:
+def _place(error: BaseException, template: Path) -> str:
     """Return template:line of the deepest template frame of a traceback."""
-    place, trace = str(default), error.__traceback__
+    place, trace = str(template), error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == "<template>":
-            place = f"{default}:{trace.tb_lineno}"
+        file = trace.tb_frame.f_code.co_filename
+        if Path(file).is_relative_to(template.parent):
+            place = f"{file}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place

@@ -1,12 +1,10 @@
-"""The commands of ``./mill``, and how a run is stopped."""
+"""The commands of ``./mill``."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gemmill.errors import GemmillError
 
 from kernels.arguments import Options, UsageError, help_text, parse
+from kernels.interrupt import Interrupted, catch_signals, reader_gone
 from kernels.paths import CHECKOUT
 
 if TYPE_CHECKING:
@@ -24,21 +23,15 @@ OK, FAILED, USAGE = 0, 1, 2
 _GRACE = 1.0  # seconds that threads have to remove their temporary files after a signal
 
 
-class Interrupted(BaseException):
-    """A signal asked us to stop; `number` says which."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
-
-
 def main(args: Sequence[str]) -> int:
     """Run one command line and return the exit status."""
-    _catch_signals()
+    catch_signals()
     try:
         # `mill` goes to the checkout; paths on the command line are meant from where the caller stood.
         options = parse(args, Path(os.environ.get("MILL_CWD") or Path.cwd()))
-        return _COMMANDS[options.command](options)
+        status = _COMMANDS[options.command](options)
+        sys.stdout.flush()
+        return status
     except UsageError as error:
         print(f"mill: {error}\nmill: ./mill help lists commands and arguments", file=sys.stderr)
         return USAGE
@@ -46,11 +39,12 @@ def main(args: Sequence[str]) -> int:
         print(f"mill: {error}", file=sys.stderr)
         return FAILED
     except Interrupted as stop:
-        return 128 + stop.number
+        return stop.status
     except BrokenPipeError:
-        # The reader of our output has gone; nobody is left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return reader_gone().status
+    except OSError as error:
+        print(f"mill: {error}", file=sys.stderr)
+        return FAILED
 
 
 def build(options: Options) -> int:
@@ -76,8 +70,7 @@ def build(options: Options) -> int:
     doit = DoitMain(Loader(), config_filenames=(), extra_config={"BACKEND": {"sqlite3": "kernels.database:Database"}})
     try:
         status: int = doit.run(["run"])
-    except (Interrupted, BrokenPipeError):
-        _stop_children()
+    except Interrupted:
         graph.wait(_GRACE)
         raise
     return OK if status == 0 else FAILED
@@ -174,29 +167,6 @@ def _store(options: Options) -> Store:
 
 def _mebibytes(size: int) -> str:
     return f"{size / 2**20:.1f} MiB"
-
-
-def _catch_signals() -> None:
-    caught: list[int] = []
-
-    def stop(number: int, frame: object) -> None:
-        if caught:  # asked twice: no more waiting
-            os._exit(128 + number)
-        caught.append(number)
-        _stop_children()
-        raise Interrupted(number)
-
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                signal.signal(number, stop)
-
-
-def _stop_children() -> None:
-    # Not imported where no task has run.
-    process = sys.modules.get("kernels.process")
-    if process is not None:
-        process.stop()
 
 
 _COMMANDS: dict[str, Callable[[Options], int]] = {

@@ -7,6 +7,7 @@ A config is frozen, validated on construction, and knows its name. The arch is n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from gemmill.arch import Arch, find_arch
 from gemmill.errors import ArgumentError
@@ -131,13 +132,14 @@ class KernelConfig:
     def family_row(self) -> Family:
         return find_family(self.family)
 
-    @property
+    # Cached: a run with nothing to do asks for the names of a thousand kernels a dozen times.
+    @cached_property
     def name(self) -> str:
         from kernels.name import format_name
 
         return format_name(self)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """``arch/name``, as task names and the index have it."""
         return f"{self.arch}/{self.name}"

@@ -52,7 +52,7 @@ def read_elf(path: Path) -> Elf:
                     for tag, value in _ENTRY.iter_unpack(data[offset : offset + size])
                     if tag == _DT_NEEDED
                 ]
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, OverflowError, ValueError) as error:
         raise ElfError(f"{path} is a damaged ELF file: {error}") from None
     return Elf(frozenset(exports), tuple(needed))
 

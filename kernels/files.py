@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -45,8 +46,23 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
+def signature(path: str) -> tuple[int, int, int, int] | None:
+    """Return what changes when a file does: size, mtime, ctime and inode; None where there is no file.
+
+    Nobody can set a ctime, so an edit that puts the mtime back is seen.
+    """
+    try:
+        info = os.stat(path)  # noqa: PTH116 (asked thousands of times a run; a Path costs more than the call)
+    except OSError:
+        return None
+    return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
+
+
 def make_directory(path: Path) -> None:
     """Make a directory and its parents, none of them writable for others even where the umask would let it."""
     if not path.is_dir():
         make_directory(path.parent)
-        path.mkdir(mode=0o755, exist_ok=True)
+        try:
+            path.mkdir(mode=0o755, exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None

@@ -27,7 +27,7 @@ from gemmill.cache import NATIVE
 from gemmill.errors import GemmillError, UnsupportedError
 
 from kernels.arguments import ARGUMENTS, COMMANDS, Options, UsageError, parse
-from kernels.build import Build, Outcome
+from kernels.build import Build, Outcome, State
 from kernels.catalogue import load_catalogue
 from kernels.config import KernelConfig
 from kernels.paths import CHECKOUT, Paths
@@ -106,6 +106,7 @@ class Graph:
         self.simulator = Simulator(self.paths)
         self.catalogue = load_catalogue()
         self.configs = self._configs(options.arch or (host_archs()[0].name,))
+        self._state: State | None = None
         self._running = 0
         self._idle = threading.Condition()
         self.skipped: dict[str, str] = {}
@@ -203,11 +204,14 @@ class Graph:
 
     def is_compiled(self, config: KernelConfig) -> bool:
         """Tell whether the cache has a whole object for what the kernel is now."""
-        return self.build.state(config).current
+        state = self.build.state(config)
+        # doit asks about the selftest next; what a compile changed is asked anew.
+        self._state = state if state.current else None
+        return state.current
 
     def is_tested(self, config: KernelConfig) -> bool:
         """Tell whether that object passed its selftest."""
-        state = self.build.state(config)
+        state = self._state if self._state and self._state.config == config else self.build.state(config)
         return state.current and state.object is not None and state.object.outcome in GOOD
 
     def run_codegen(self, config: KernelConfig) -> dict[str, Any] | KernelFailed:

@@ -24,8 +24,7 @@ from gemmill.errors import GemmillError
 from kernels.files import write_atomically
 
 # Order matters: what may contain comment or quote signs comes first.
-_TOKEN = re.compile(
-    r"""
+_TOKEN = r"""(?x)
       (?m:^)[ \t]*\#[ \t]*include[ \t]*(?:"(?P<include>[^"\n]*)"|(?P<system><[^>\n]*>)|(?P<computed>[A-Za-z_]\w*))
     | (?P<space>(?:[ \t\f\v\r]|//(?:\\\r?\n|[^\n])*|/\*[\s\S]*?\*/)+(?:\\\r?\n[ \t]*)?|\\\r?\n[ \t]+)
     | (?P<newline>\n)
@@ -35,11 +34,9 @@ _TOKEN = re.compile(
     | (?:u8|[uUL])?'(?:\\[\s\S]|[^'\\\n])*'
     | \.?[0-9](?:[eEpP][+-]|'?\w|\.)*
     | [A-Za-z_$]\w*
-    | <<=|>>=|<=>|->\*|\.\.\.|::|->|\.\*|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%^&|]=
+    | /\*|<<=|>>=|<=>|->\*|\.\.\.|::|->|\.\*|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%^&|]=
     | [\s\S]
-    """,
-    re.VERBOSE,
-)
+"""
 
 
 class IncludeError(GemmillError):
@@ -67,7 +64,7 @@ def scan(text: str, label: str = "source") -> Scan:
     parts: list[str] = []
     directive = spaced = False
     fresh = True  # nothing but space on this line so far
-    for match in _TOKEN.finditer(text):
+    for match in re.finditer(_TOKEN, text):  # compiled at its first use: most runs scan nothing
         group = match.lastgroup
         if group == "space":  # a block comment may span lines, and does not end a directive
             spaced = True
@@ -90,6 +87,8 @@ def scan(text: str, label: str = "source") -> Scan:
         directive = directive or (fresh and token.startswith("#"))
         fresh = spaced = False
         parts.append(token)
+    if directive:
+        parts.append("\n")
     digest = hashlib.sha256("\n".join(parts).encode(errors="surrogateescape"))
     return Scan(digest.hexdigest(), tuple(includes))
 

@@ -42,6 +42,11 @@ class Progress:
     live : bool
         Draw the line; False only counts.
     clock : callable
+
+    Attributes
+    ----------
+    broken : bool
+        Nobody reads the stream any more.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class Progress:
         self._ticker: threading.Thread | None = None
         self._closed = threading.Event()
         self._drawn = False
+        self.broken = False
 
     @property
     def total(self) -> int:
@@ -134,24 +140,29 @@ class Progress:
         """Rewrite the line."""
         if self.live and not self._closed.is_set():
             with self._lock:
-                self.stream.write(_ERASE + self.line(_width(self.stream)))
-                self.stream.flush()
+                self.write(_ERASE + self.line(_width(self.stream)))
                 self._drawn = True
 
     def say(self, text: str) -> None:
         """Print lines above the progress line."""
         with self._lock:
-            self.stream.write((_ERASE if self.live else "") + text + "\n")
-            self.stream.flush()
+            self.write((_ERASE if self.live else "") + text + "\n")
         self.draw()
 
     def close(self) -> None:
         """Remove the line for good."""
         with self._lock:
             if self._drawn and not self._closed.is_set():
-                self.stream.write(_ERASE)
-                self.stream.flush()
+                self.write(_ERASE)
             self._closed.set()
+
+    def write(self, text: str) -> None:
+        """Write and flush. A closed pipe is only noted: no exception may end a worker thread."""
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except BrokenPipeError:
+            self.broken = True
 
     def _tick(self) -> None:
         while not self._closed.wait(_TICK):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from kernels.config import KernelConfig
+from kernels.interrupt import reader_gone
 from kernels.progress import Progress, duration, is_terminal
 
 _COLOURS = {"red": "31", "green": "32", "yellow": "33"}
@@ -194,11 +195,11 @@ class Reporter:
         if not self.live or colour:
             done = f"[{self.progress.done}/{self.progress.total}]"
             self.progress.say(f"{done} {task} {self._paint(outcome, colour)} {duration(took)}")
+        if self.progress.broken:
+            raise reader_gone()
 
     def _print(self, *lines: str) -> None:
-        for line in lines:
-            self.stream.write(line + "\n")
-        self.stream.flush()
+        self.progress.write("".join(line + "\n" for line in lines))
 
     def _paint(self, text: str, colour: str) -> str:
         return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self.colour and colour else text

@@ -27,6 +27,7 @@ from gemmill.cache import (
     LIBRARY,
     MANIFEST,
     NATIVE,
+    SELFTEST,
     Cache,
     CacheObject,
     describe_file,
@@ -163,6 +164,12 @@ class Store:
         with translating("write", path):
             self.folder(*path.parent.relative_to(self.root).parts)
             write_atomically(path, json.dumps(entry, indent=1).encode(), self.file_mode, durable=True)
+
+    def files(self, arch: str, name: str, key: str, provider: str = NATIVE) -> tuple[str, ...]:
+        """Return the files that say whether a kernel's object is whole, current and tested."""
+        path = object_path(self.root, key)
+        index = self.cache.index_path(arch, name, provider)
+        return (*(f"{path}/{file}" for file in (LIBRARY, MANIFEST, SELFTEST)), str(index))
 
     def has(self, key: str) -> bool:
         """Tell whether there is anything under the key's name, whole or not."""

@@ -216,7 +216,7 @@ def _parse(text: str) -> tuple[str, ...] | None:
         words = shlex.split(text)
     except ValueError:
         return None
-    if len(words) > 1 and (first := _program(words[0])):
+    if words and (first := _program(words[0])):
         return _with_mode(words[0], (first, *words[1:]))
     if text == "zig" and (spec := importlib.util.find_spec("ziglang")) and spec.submodule_search_locations:
         packaged = _program(str(Path(spec.submodule_search_locations[0]) / "zig"))

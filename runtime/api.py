@@ -281,7 +281,7 @@ def _read_order(label: str, x: Array | Int4Matrix) -> Leading:
 
 def _output_kind(out: Array | None, out_dtype: Any, kernel: Kernel | None) -> str:
     if out is not None:
-        kind = output_kind(out.dtype) if out.dtype.isnative else output_kind(None)
+        kind = output_kind(out.dtype)
         if out_dtype is not None and output_kind(out_dtype) != kind:
             raise ArgumentError(f"out is {out.dtype}, out_dtype {out_dtype!r}: leave one of them out")
         return kind

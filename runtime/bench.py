@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from gemmill.arch import find_arch, host_archs
-from gemmill.dtypes import kind_dtype, max_finite
+from gemmill.dtypes import is_wide_float, kind_dtype, max_finite
 from gemmill.errors import ArgumentError, KernelNotFound
 from gemmill.layout import find_layout, groups
 from gemmill.loader import Candidate, Kernel, by_pattern, explain_miss
@@ -87,7 +87,7 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Array]]:
     for name, array in reader(path):
         if array.dtype == np.dtype("V2"):  # how numpy.save stores bfloat16
             array = array.view(ml_dtypes.bfloat16)
-        if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
+        if is_wide_float(array.dtype):
             yield name, array
 
 

@@ -17,7 +17,7 @@ from gemmill.cache import NATIVE, Cache, CacheObject
 from gemmill.device import cpu_model, gpu_drivers
 from gemmill.errors import ArgumentError, CorruptObject, GemmillError, KernelNotFound
 from gemmill.explain import explain_difference, explain_key
-from gemmill.loader import BACKENDS, Candidate, examine
+from gemmill.loader import Candidate, examine, why_arch_not_here
 from gemmill.search import Place, search_path
 from gemmill.selftest import run_selftest
 
@@ -247,9 +247,7 @@ def _env(options: argparse.Namespace) -> int:
     print(f"GPU drivers: {drivers}")
     print("archs:")
     for row in ARCHS.values():
-        check = BACKENDS.get(row.backend)
-        reason = check(row) if check else f"this gemmill lacks the {row.backend} backend"
-        print(f"  {row.name:16} {row.encoding:5} {reason or 'runs here'}")
+        print(f"  {row.name:16} {row.encoding:5} {why_arch_not_here(row) or 'runs here'}")
     print("caches:")
     for place in _places(options):
         there = "" if place.root is None else f": {_count(Cache(place.root))}" if place.root.is_dir() else ": absent"

@@ -41,6 +41,11 @@ def output_kind(dtype: Any) -> str:
     raise ArgumentError(f"output dtype {dtype!r}: accepted are {', '.join(OUTPUTS.values())}")
 
 
+def is_wide_float(dtype: np.dtype[Any]) -> bool:
+    """Tell whether a dtype is a float type of 16 bits or more (numpy's kind "f" includes some of 8)."""
+    return dtype.name in ("float16", "bfloat16", "float32", "float64")
+
+
 def encoding_of(dtype: np.dtype[Any]) -> str | None:
     """Return the fp8 encoding that a dtype belongs to, None for other types."""
     for encoding in ENCODINGS:

@@ -294,6 +294,11 @@ def why_not_here(obj: CacheObject, any_device: bool = False) -> str | None:
     row = ARCHS.get(obj.arch)
     if row is None:
         return f"unknown arch {obj.arch}: this gemmill knows {', '.join(ARCHS)}"
+    return why_arch_not_here(row)
+
+
+def why_arch_not_here(row: Arch) -> str | None:
+    """Say why no kernel of an arch runs here: its backend is missing, or the host lacks what it needs."""
     if row.backend not in BACKENDS:
         return f"{row.name} needs the {row.backend} backend, which this gemmill lacks; it has {', '.join(BACKENDS)}"
     return None if any_device and row.backend != "cpu" else BACKENDS[row.backend](row)
@@ -338,7 +343,9 @@ def explain_miss(
     refused = list(refused)
     if refused:
         lines += ["refused:", *(f"  {candidate}" for candidate in refused)]
-    if "/" in wanted:
+    row = ARCHS.get(wanted.partition("/")[0])
+    if row is not None:
+        lines += filter(None, [why_arch_not_here(row)])
         option = "" if provider == NATIVE else f"provider={provider} "
         lines.append(f"build it in the gemmill repository: ./mill {option}'selftest:{wanted}'")
     return "\n".join(lines)

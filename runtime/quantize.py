@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from gemmill.arch import find_arch
-from gemmill.dtypes import ENCODINGS, decode_table, kind_dtype, max_finite
+from gemmill.dtypes import ENCODINGS, decode_table, is_wide_float, kind_dtype, max_finite
 from gemmill.errors import ArgumentError
 from gemmill.layout import GROUP_K, find_layout, groups
 from gemmill.operands import Array, Int4Matrix, describe_array
@@ -58,7 +58,7 @@ def quantize_a(
     row, place = find_variant(variant), find_layout(layout)
     encoding = _encoding(arch, encoding)
     x = np.asarray(x)
-    if x.ndim != 2 or not _is_float(x.dtype):
+    if x.ndim != 2 or not is_wide_float(x.dtype):
         raise ArgumentError(f"x must be a 2-D array of floats, not {describe_array(x)}")
     m, k = x.shape
     is_int4 = row.a == INT4
@@ -84,10 +84,6 @@ def _encoding(arch: str | None, encoding: str | None) -> str:
     if encoding not in (None, native):
         raise ArgumentError(f"arch {arch} uses the {native} encoding, not {encoding}: leave one of them out")
     return native
-
-
-def _is_float(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
 def _quantize_rows(x: Array, a_q: Array, a_scale: Array, limit: float) -> None:

@@ -38,16 +38,19 @@ class BuiltKernels:
         self.root = root / "cache"
         self.arch = host_archs()[0].name
         self._build = Build(Paths.of(CHECKOUT.root, cache=self.root, build=root))
-        self._ready: set[KernelConfig] = set()
+        self._failures: dict[KernelConfig, str] = {}  # of every config tried; empty where it is ready
 
     def need(self, arch: str | None = None, **selection: Any) -> list[KernelConfig]:
         """Return the selected kernels, built and with a passed selftest; `selection` as Catalogue.configs has it."""
         configs = load_catalogue().configs(arch or self.arch, **selection)
-        missing = [config for config in configs if config not in self._ready]
+        new = [config for config in configs if config not in self._failures]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            failures = [text for text in pool.map(self._make, missing) if text]
-        assert not failures, "\n".join(failures)
-        self._ready.update(missing)
+            self._failures.update(zip(new, pool.map(self._make, new), strict=True))
+        failed = [text for config in configs if (text := self._failures[config])]
+        if failed:
+            pytest.fail(
+                f"{len(failed)} of {len(configs)} kernels are not usable; the first: {failed[0]}", pytrace=False
+            )
         return configs
 
     def _make(self, config: KernelConfig) -> str:

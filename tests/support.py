@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def find_compiler() -> str:
 
 @functools.cache
 def fake_library(config: KernelConfig, *defines: str, name: str | None = None) -> Path:
-    """Compile tests/runtime/fake_kernel.cpp for a config, once a process; return the .so.
+    """Compile tests/runtime/fake_kernel.cpp for a config; return the .so, which later runs use again.
 
     Parameters
     ----------
@@ -86,21 +85,16 @@ def fake_library(config: KernelConfig, *defines: str, name: str | None = None) -
         "PER_TILE": config.tile[2] // GROUP_K if config.family_row.preshuffle else 0,
         "OUT": config.out.upper(),
     }
-    target = _build_directory() / f"{sha256_text(repr((config, defines, name)))[:16]}.so"
     flags = [f"-D{macro}={value}" for macro, value in macros.items()] + [f"-D{define}" for define in defines]
     argv = [find_compiler(), "-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{REPOSITORY / 'native'}", *flags]
-    subprocess.run([*argv, str(FAKE_SOURCE), "-o", str(target)], check=True)
+    text = FAKE_SOURCE.read_text() + (REPOSITORY / "native" / "abi.h").read_text() + canonical_json(argv)
+    target = REPOSITORY / "build" / "test" / "fake" / f"{sha256_text(text)[:24]}.so"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_suffix(f".{os.getpid()}.tmp")
+        subprocess.run([*argv, str(FAKE_SOURCE), "-o", str(temporary)], check=True)
+        temporary.replace(target)
     return target
-
-
-@functools.cache
-def _build_directory() -> Path:
-    directory = tempfile.TemporaryDirectory(prefix="gemmill-fake-")
-    _kept.append(directory)  # removed when the process ends
-    return Path(directory.name)
-
-
-_kept: list[Any] = []
 
 
 def add_object(

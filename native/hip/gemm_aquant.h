@@ -60,20 +60,33 @@ struct GemmAquant : Shape<Config> {
         BStage b;
         AQStage aq;
 
-        Stages(const GemmArgs& args, i64 m0, i64 n0)
+        Stages(const GemmArgs& args, int m0, int n0)
             : a({args.a, args.lda, m0, args.m, args.k}),
               b({args.b, args.ldb, n0, args.n, args.k}),
-              aq({args.aq, args.ldaq, m0, args.m, (args.k + kGroupK - 1) / kGroupK}) {}
+              aq({args.aq, args.ldaq, m0, args.m, ceil_div(args.k, kGroupK)}) {}
 
-        void fetch(i64 tile) {
+        // How many leading tiles whole chunks make up; behind them come at most a few.
+        int regular(int tiles) const {
+#pragma nounroll
+            while (tiles > 0 && !(a.regular((tiles - 1) * kTileK) && b.regular((tiles - 1) * kTileK))) --tiles;
+            return tiles;
+        }
+        void fetch(int tile) {
             a.fetch(tile * kTileK);
             b.fetch(tile * kTileK);
             aq.fetch(tile);
         }
-        void commit(i64 tile, u32 buffer) const {
+        void commit(int tile, u32 buffer) {
             a.template commit<Memory>(buffer, tile * kTileK);
             b.template commit<Memory>(buffer + kOffsetB, tile * kTileK);
-            aq.template commit<Memory>(buffer + kOffsetScale);
+            aq.template commit<Memory>(buffer + kOffsetScale, tile);
+        }
+        // Both steps at once, for any tile.
+        void fill(int tile) {
+            aq.fetch(tile);
+            fill_edge<Memory, S, S::kKindA, kTileM, !S::kColumnA>(0, a.x, tile * kTileK);
+            fill_edge<Memory, S, kKindB, kTileN, S::kColumnB>(kOffsetB, b.x, tile * kTileK);
+            aq.template commit<Memory>(kOffsetScale, tile);
         }
     };
 
@@ -82,24 +95,32 @@ struct GemmAquant : Shape<Config> {
     };
 
     static void run(const GemmArgs& args) {
-        const i64 m0 = (i64)block_x() * kTileM;
+        const int m0 = (int)block_x() * kTileM;
 #pragma nounroll
-        for (i64 n0 = (i64)block_y() * kTileN; n0 < args.n; n0 += (i64)kMaxGridY * kTileN) {
+        for (int n0 = (int)block_y() * kTileN; n0 < args.n; n0 += (int)kMaxGridY * kTileN) {
             Accumulators acc = {};
             Stages stages(args, m0, n0);
-            const i64 tiles = (args.k + kTileK - 1) / kTileK;
-            if constexpr (kBuffers == 2) double_buffered(stages, tiles, acc);
-            else single_buffered(stages, tiles, acc);
+            const int tiles = ceil_div(args.k, kTileK);
+            const int regular = stages.regular(tiles);
+            if constexpr (kBuffers == 2) double_buffered(stages, regular, acc);
+            else single_buffered(stages, regular, acc);
+#pragma nounroll
+            for (int tile = regular; tile < tiles; ++tile) {
+                stages.fill(tile);
+                barrier();  // the tile is whole
+                multiply(0, acc);
+                barrier();  // the tile has been read
+            }
             store(args, m0, n0, acc);
         }
     }
 
    private:
     // Loads of the next tile are in flight during the product; other blocks hide what is left.
-    static void single_buffered(Stages& stages, i64 tiles, Accumulators& acc) {
+    static void single_buffered(Stages& stages, int tiles, Accumulators& acc) {
         if (tiles > 0) stages.fetch(0);
 #pragma nounroll
-        for (i64 tile = 0; tile < tiles; ++tile) {
+        for (int tile = 0; tile < tiles; ++tile) {
             stages.commit(tile, 0);
             barrier();  // the tile is whole
             if (tile + 1 < tiles) stages.fetch(tile + 1);
@@ -110,10 +131,10 @@ struct GemmAquant : Shape<Config> {
 
     // The next tile goes to the other buffer while this one is multiplied: one barrier a tile. The first two
     // turns only fill the pipeline.
-    static void double_buffered(Stages& stages, i64 tiles, Accumulators& acc) {
+    static void double_buffered(Stages& stages, int tiles, Accumulators& acc) {
         u32 buffer = 0;
 #pragma nounroll
-        for (i64 tile = -2; tile < tiles; ++tile) {
+        for (int tile = -2; tile < tiles; ++tile) {
             const u32 other = kBufferBytes - buffer;
             if (tile >= -1 && tile + 1 < tiles) stages.commit(tile + 1, other);
             if (tile + 2 < tiles) stages.fetch(tile + 2);
@@ -171,7 +192,7 @@ struct GemmAquant : Shape<Config> {
         else return to_bf16(low) | (u32)to_bf16(high) << 16;
     }
 
-    static void store(const GemmArgs& args, i64 m0, i64 n0, const Accumulators& acc) {
+    static void store(const GemmArgs& args, int m0, int n0, const Accumulators& acc) {
         constexpr int kElements = kChunk / kBytesC;
         constexpr int kRowChunks = kTileN / kElements;
         GEMMILL_UNROLL
@@ -185,16 +206,16 @@ struct GemmAquant : Shape<Config> {
                 const u32 row = c / kRowChunks;
                 const u32 column = c % kRowChunks * kElements;
                 const u32x4 chunk = Memory::template load<u32x4>(row * kSlabStride + column * kBytesC);
-                const i64 m = m0 + row / 16 * (16 * kRepeatM) + 16 * i + row % 16;
+                const int m = m0 + row / 16 * (16 * kRepeatM) + 16 * i + row % 16;
                 if (m < args.m) store_chunk(args, m, n0 + column, chunk);
             }
             barrier();  // the slab has been read
         }
     }
 
-    static void store_chunk(const GemmArgs& args, i64 m, i64 n, u32x4 chunk) {
+    static void store_chunk(const GemmArgs& args, int m, int n, u32x4 chunk) {
         constexpr int kElements = kChunk / kBytesC;
-        u8* const out = (u8*)args.c + (m * args.ldc + n) * kBytesC;
+        u8* const out = (u8*)args.c + (m * args.ldc + n) * kBytesC;  // 64 bits, as ldc
         if (n + kElements <= args.n) return global_store<u32x4>(out, chunk);
         GEMMILL_UNROLL
         for (int j = 0; j < kElements; ++j) {

@@ -91,20 +91,35 @@ inline int current_function(hipFunction_t& function) {
     return code;
 }
 
+/* What a kernel's 32-bit indices and the grid hold. */
+inline int expect_at_most(const char* name, int64_t value, int64_t most) {
+    if (value <= most) return GEMMILL_OK;
+    return (Message() << name << " = " << value << ": expected at most " << most << " on this backend").unsupported();
+}
+
+inline int check_limits(int64_t m, int64_t n, int64_t k) {
+    int code = expect_at_most("M", m, min_of<int64_t>(hip::kMaxSize, static_cast<int64_t>(hip::kMaxGridX) * Kernel::kTileM));
+    if (!code) code = expect_at_most("N", n, hip::kMaxSize);
+    if (!code) code = expect_at_most("K", k, hip::kMaxSize);
+    return code;
+}
+
 inline int launch(hipFunction_t function, hip::GemmArgs args, hipStream_t stream) {
     const int64_t tiles_m = ceil_div(args.m, Kernel::kTileM);
     const int64_t tiles_n = ceil_div(args.n, Kernel::kTileN);
-    if (tiles_m > hip::kMaxGridX) {
-        return (Message() << "M = " << args.m << ": expected at most "
-                          << static_cast<int64_t>(hip::kMaxGridX) * Kernel::kTileM << ", the largest grid")
-            .unsupported();
-    }
     void* parameters[] = {&args};
     constexpr unsigned threads = 64 * Kernel::kWarpsM * Kernel::kWarpsN;
     GEMMILL_HIP(hipModuleLaunchKernel, function, static_cast<unsigned>(tiles_m),
                 static_cast<unsigned>(min_of<int64_t>(tiles_n, hip::kMaxGridY)), 1, threads, 1, 1, 0, stream, parameters,
                 nullptr);
     return GEMMILL_OK;
+}
+
+inline hip::GemmArgs make_args(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc) {
+    hip::GemmArgs args = {};
+    args.m = static_cast<int>(m), args.n = static_cast<int>(n), args.k = static_cast<int>(k);
+    args.lda = lda, args.ldaq = ldaq, args.ldb = ldb, args.ldc = ldc;
+    return args;
 }
 
 /* ---- Host pointers -------------------------------------------------------------------------------------- */
@@ -199,13 +214,13 @@ inline int run_on_device(const void* A, const void* AQ, const void* B, void* C, 
     hipFunction_t function = nullptr;
     int code = current_function(function);
     if (code) return code;
-    const int64_t elements_a = args.m * args.k;
-    const int64_t bytes_c = args.m * args.n * Kernel::kOutBytes;
+    const int64_t m = args.m, n = args.n, k = args.k;
+    const int64_t bytes_c = m * n * Kernel::kOutBytes;
     int64_t ldaq = args.ldaq;
     Buffer a, aq, b, c;
-    code = a.upload(A, Kernel::kPackedA ? ceil_div(elements_a, 2) : elements_a);
-    if (!code) code = upload_scales(aq, AQ, args.m, ceil_div(args.k, kGroupK), ldaq);
-    if (!code) code = b.upload(B, args.k * args.n);
+    code = a.upload(A, Kernel::kPackedA ? ceil_div(m * k, 2) : m * k);
+    if (!code) code = upload_scales(aq, AQ, m, ceil_div(k, kGroupK), ldaq);
+    if (!code) code = b.upload(B, k * n);
     if (!code) code = c.allocate(bytes_c);
     if (code) return code;
     args.a = a.get(), args.aq = aq.get(), args.b = b.get(), args.c = c.get(), args.ldaq = ldaq;
@@ -242,8 +257,9 @@ inline int run_packed(const void* A, const void* AQ, const void* B, void* C, int
     if (code) return code;
     if (time_ms) *time_ms = 0;
     if (M == 0 || N == 0) return GEMMILL_OK;
-    const hip::GemmArgs args = {nullptr, nullptr, nullptr, nullptr, M, N, K, stride_A, stride_AQ, stride_B, stride_C};
-    return run_on_device(A, AQ, B, C, args, time_ms);
+    code = check_limits(M, N, K);
+    if (code) return code;
+    return run_on_device(A, AQ, B, C, make_args(M, N, K, stride_A, stride_AQ, stride_B, stride_C), time_ms);
 }
 
 /* ---- Device pointers ------------------------------------------------------------------------------------ */
@@ -265,10 +281,13 @@ inline int run_strided(const void* A, const void* AQ, const void* B, void* C, in
     if (!code) code = expect_addressable("C", shapes.c.lines, ldc, shapes.c.length);
     if (!code) code = check_pointers(A, AQ, B, C, M, N, K);
     if (code || M == 0 || N == 0) return code;
+    code = check_limits(M, N, K);
     hipFunction_t function = nullptr;
-    code = current_function(function);
+    if (!code) code = current_function(function);
     if (code) return code;
-    return launch(function, {A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc}, static_cast<hipStream_t>(stream));
+    hip::GemmArgs args = make_args(M, N, K, lda, ldaq, ldb, ldc);
+    args.a = A, args.aq = AQ, args.b = B, args.c = C;
+    return launch(function, args, static_cast<hipStream_t>(stream));
 }
 
 /* ---- Life ----------------------------------------------------------------------------------------------- */

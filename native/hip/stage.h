@@ -1,9 +1,12 @@
 /* Staging of operand tiles: global memory to registers (fetch), registers to LDS (commit).
  *
  * An operand is a matrix of rows (m of A, n of B) by k. The two steps are apart so that the next tile's loads
- * run while this one is computed. Beyond K a tile must be zero, in A and in B, since 0 * NaN would not vanish.
- * Rows beyond the last one may hold anything: their results are never stored. So only the end of K, and the end
- * of the whole matrix, need care; tiles there that whole chunks don't fit are filled by element (`fill_edge`). */
+ * run while this one is computed; that is why they have no branches of single lanes: at each, the compiler would
+ * wait for all loads in flight. Lanes without work repeat another's loads instead, and addresses are clamped.
+ *
+ * Beyond K a tile must be zero, in A and in B, since 0 * NaN would not vanish. Rows beyond the last one may hold
+ * anything: their results are never stored. So only the end of K, and the end of the whole matrix, need care; the
+ * tiles there that whole chunks don't fit (`regular` tells) are filled by element instead (`fill_edge`). */
 #pragma once
 
 #include "hip/convert.h"
@@ -17,8 +20,8 @@ namespace gemmill::hip {
 struct Operand {
     const void* base;
     i64 ld;          // elements
-    i64 row0, rows;  // the block's first row, and how many the matrix has
-    i64 k_end;       // K
+    int row0, rows;  // the block's first row, and how many the matrix has
+    int k_end;       // K
 };
 
 // kElements consecutive elements of kKind, packed in memory order.
@@ -26,6 +29,13 @@ template <Kind kKind, int kElements>
 struct Packed {
     static constexpr int kWords = kElements * bits_of(kKind) / 32;
     u32 word[kWords];
+
+    static Packed zero() {
+        Packed packed;
+        GEMMILL_UNROLL
+        for (u32& one : packed.word) one = kKind == Kind::int4 ? kInt4Zero : 0;
+        return packed;
+    }
 };
 
 template <Kind kKind, int kElements>
@@ -78,24 +88,29 @@ void store_quad(u32 offset, Quad<kArch> quad) {
 
 // Fill a tile element by element, straight into LDS: any shape, any parity of int4.
 template <class Memory, class Shape, Kind kKind, int kRows, bool kContiguousK>
-void fill_edge(u32 lds, const Operand& x, i64 k0) {
+void fill_edge(u32 lds, const Operand& x, int k0) {
     constexpr Arch kArch = Shape::kArch;
     constexpr u32 kRowQuads = Shape::kTileK / 4;
 #pragma nounroll
     for (u32 q = thread_index(); q < kRows * kRowQuads; q += Shape::kThreads) {
-        const u32 row = q / kRowQuads;
-        const u32 k = q % kRowQuads * 4;
+        const int row = q / kRowQuads;
+        const int k = q % kRowQuads * 4;
         u32 codes = zero_word(kKind) & 0x0f0f0f0f;
-#pragma nounroll
+        GEMMILL_UNROLL
         for (int j = 0; j < 4; ++j) {
-            const i64 m = x.row0 + row, kk = k0 + k + j;
-            if (m >= x.rows || kk >= x.k_end) continue;
-            const u32 code = element_at<kKind>(x.base, kContiguousK ? m * x.ld + kk : kk * x.ld + m);
+            const int r = x.row0 + row, kk = k0 + k + j;
+            if (r >= x.rows || kk >= x.k_end) continue;
+            const u32 code = element_at<kKind>(x.base, kContiguousK ? r * x.ld + kk : kk * x.ld + r);
             codes = (codes & ~(0xffu << 8 * j)) | code << 8 * j;
         }
         const u32 offset = Tile<kRows, Shape::kTileK * operand_bytes(kArch)>::offset(row, k * operand_bytes(kArch));
         store_quad<Memory>(lds + offset, convert_codes<kArch, kKind, Shape::kKindB>(codes));
     }
+}
+
+template <Kind kKind>
+bool whole_bytes(const Operand& x) {
+    return kKind != Kind::int4 || x.ld % 2 == 0;
 }
 
 // K is contiguous in memory: a chunk of one row goes to LDS as it lies.
@@ -116,32 +131,26 @@ struct OperandStage {
     explicit OperandStage(const Operand& operand) : x(operand) {
         GEMMILL_UNROLL
         for (int i = 0; i < kPerThread; ++i) {
-            const i64 row = x.row0 + row_of(i);
+            const int row = x.row0 + row_of(i);
             row_start[i] = (row < x.rows ? row : x.rows - 1) * x.ld;
         }
     }
 
-    // Whole chunks make up the tile.
-    bool regular(i64 k0) const {
-        const bool whole_bytes = kKind != Kind::int4 || x.ld % 2 == 0;
-        return whole_bytes && (k0 + Shape::kTileK <= x.k_end || x.k_end % kElements == 0);
+    bool regular(int k0) const {
+        return whole_bytes<kKind>(x) && (k0 + Shape::kTileK <= x.k_end || x.k_end % kElements == 0);
     }
 
-    void fetch(i64 k0) {
-        if (!regular(k0)) return;
-        const i64 k = k0 + k_of();
+    void fetch(int k0) {
+        const int k = k0 + k_of() < x.k_end ? k0 + k_of() : 0;
         GEMMILL_UNROLL
-        for (int i = 0; i < kPerThread; ++i) {
-            if (!takes_part(i)) continue;
-            GEMMILL_UNROLL
-            for (u32& word : chunk[i].word) word = zero_word(kKind);
-            if (k < x.k_end) chunk[i] = load_chunk<kKind, kElements>(x.base, row_start[i] + k);
-        }
+        for (int i = 0; i < kPerThread; ++i) chunk[i] = load_chunk<kKind, kElements>(x.base, row_start[i] + k);
     }
 
     template <class Memory>
-    void commit(u32 lds, i64 k0) const {
-        if (!regular(k0)) return fill_edge<Memory, Shape, kKind, kRows, true>(lds, x, k0);
+    void commit(u32 lds, int k0) {
+        if (k0 + Shape::kTileK > x.k_end && k0 + k_of() >= x.k_end) {
+            for (auto& one : chunk) one = Packed<kKind, kElements>::zero();
+        }
         constexpr int kQuads = kChunk / (4 * operand_bytes(kArch));  // in one LDS store
         GEMMILL_UNROLL
         for (int i = 0; i < kPerThread; ++i) {
@@ -161,11 +170,10 @@ struct OperandStage {
     }
 
    private:
-    static u32 row_of(int i) { return (thread_index() + i * Shape::kThreads) / kRowChunks; }
-    static u32 k_of() { return thread_index() % kRowChunks * kElements; }
-    static bool takes_part(int i) {
-        return kChunks % Shape::kThreads == 0 || thread_index() + i * Shape::kThreads < kChunks;
-    }
+    static u32 index_of(int i) { return thread_index() + i * Shape::kThreads; }
+    static bool takes_part(int i) { return kChunks % Shape::kThreads == 0 || index_of(i) < kChunks; }
+    static int row_of(int i) { return index_of(i) % kChunks / kRowChunks; }
+    static int k_of() { return thread_index() % kRowChunks * kElements; }
 };
 
 // Rows are contiguous in memory: a thread takes a block of 4 k by kElements rows and transposes it in registers.
@@ -185,36 +193,31 @@ struct OperandStage<Shape, kKind, kRows, false> {
 
     explicit OperandStage(const Operand& operand) : x(operand) {}
 
-    // Whole chunks make up the tile. One that runs past its last row reads the next k's rows instead, which is
-    // harmless, but must not run past the matrix.
-    bool regular(i64 k0) const {
-        const i64 k_stop = k0 + Shape::kTileK < x.k_end ? k0 + Shape::kTileK : x.k_end;
+    // A chunk that runs past its last row reads rows of the next k, which is harmless, but must not run past the end.
+    bool regular(int k0) const {
+        const int k_stop = k0 + Shape::kTileK < x.k_end ? k0 + Shape::kTileK : x.k_end;
         const i64 stop = (k_stop - 1) * x.ld + x.row0 + kRows;
-        const bool whole_bytes = kKind != Kind::int4 || x.ld % 2 == 0;
-        return whole_bytes && k_stop % 4 == 0 && stop <= (x.k_end - 1) * x.ld + x.rows;
+        return whole_bytes<kKind>(x) && k_stop % 4 == 0 && stop <= (x.k_end - 1) * x.ld + x.rows;
     }
 
-    void fetch(i64 k0) {
-        if (!regular(k0)) return;
+    void fetch(int k0) {
         GEMMILL_UNROLL
         for (int i = 0; i < kPerThread; ++i) {
-            if (!takes_part(i)) continue;
-            const i64 k = k0 + k_of(i);
+            const int k = k0 + k_of(i) < x.k_end ? k0 + k_of(i) : 0;
             GEMMILL_UNROLL
-            for (int j = 0; j < 4; ++j) {
-                GEMMILL_UNROLL
-                for (u32& word : chunk[i][j].word) word = zero_word(kKind);
-                if (k < x.k_end) chunk[i][j] = load_chunk<kKind, kElements>(x.base, (k + j) * x.ld + x.row0 + row_of());
-            }
+            for (int j = 0; j < 4; ++j)
+                chunk[i][j] = load_chunk<kKind, kElements>(x.base, (k + j) * x.ld + x.row0 + row_of());
         }
     }
 
     template <class Memory>
-    void commit(u32 lds, i64 k0) const {
-        if (!regular(k0)) return fill_edge<Memory, Shape, kKind, kRows, false>(lds, x, k0);
+    void commit(u32 lds, int k0) {
         GEMMILL_UNROLL
         for (int i = 0; i < kPerThread; ++i) {
             if (!takes_part(i)) continue;
+            if (k0 + Shape::kTileK > x.k_end && k0 + k_of(i) >= x.k_end) {
+                for (auto& one : chunk[i]) one = Packed<kKind, kElements>::zero();
+            }
             GEMMILL_UNROLL
             for (int q = 0; q < kElements / 4; ++q) {
                 Quad<kArch> in[4], out[4];
@@ -231,11 +234,10 @@ struct OperandStage<Shape, kKind, kRows, false> {
     }
 
    private:
-    static u32 row_of() { return thread_index() % kKChunks * kElements; }
-    static u32 k_of(int i) { return (thread_index() + i * Shape::kThreads) / kKChunks * 4; }
-    static bool takes_part(int i) {
-        return kBlocks % Shape::kThreads == 0 || thread_index() + i * Shape::kThreads < kBlocks;
-    }
+    static u32 index_of(int i) { return thread_index() + i * Shape::kThreads; }
+    static bool takes_part(int i) { return kBlocks % Shape::kThreads == 0 || index_of(i) < kBlocks; }
+    static int row_of() { return thread_index() % kKChunks * kElements; }
+    static int k_of(int i) { return index_of(i) % kBlocks / kKChunks * 4; }
 
     // 4 k of 4 rows each to 4 rows of 4 k each.
     static void transpose(const Quad<kArch> (&in)[4], Quad<kArch> (&out)[4]) {
@@ -270,44 +272,51 @@ struct ScaleStage {
     static constexpr int kBytes = kValues * 4;
 
     Operand x;  // k_end counts groups here
-    float value[kPerThread];
+    u32 raw[kPerThread];
 
     explicit ScaleStage(const Operand& operand) : x(operand) {}
 
-    void fetch(i64 tile) {
+    void fetch(int tile) {
         GEMMILL_UNROLL
         for (int i = 0; i < kPerThread; ++i) {
-            const u32 index = thread_index() + i * Shape::kThreads;
-            const i64 m = x.row0 + row_of(index);
-            value[i] = 0;
-            if (index >= kValues || m >= x.rows || tile * kGroups + group_of(index) >= x.k_end) continue;
-            const i64 at = element(m, tile, group_of(index));
-            if constexpr (Shape::kKindScale == Kind::f32)
-                value[i] = global_load<float>((const float*)x.base + at);
-            else
-                value[i] = fp8_to_float<Shape::kKindScale, Shape::kArch>(byte_at(x.base, at));
+            const int m = x.row0 + row_of(i);
+            const i64 at = element(m < x.rows ? m : x.rows - 1, is_group(tile, i) ? tile * kGroups + group_of(i) : 0);
+            if constexpr (Shape::kKindScale == Kind::f32) raw[i] = global_load<u32>((const float*)x.base + at);
+            else raw[i] = byte_at(x.base, at);
         }
     }
 
+    // Conversion waits until here, for the load to be in flight meanwhile. Groups beyond K count for nothing.
     template <class Memory>
-    void commit(u32 lds) const {
+    void commit(u32 lds, int tile) const {
         GEMMILL_UNROLL
         for (int i = 0; i < kPerThread; ++i) {
-            const u32 index = thread_index() + i * Shape::kThreads;
-            if (index < kValues)
-                Memory::template store<float>(lds + 4 * (group_of(index) * Shape::kTileM + row_of(index)), value[i]);
+            float value;
+            if constexpr (Shape::kKindScale == Kind::f32) value = bit_cast<float>(raw[i]);
+            else value = fp8_to_float<Shape::kKindScale, Shape::kArch>(raw[i]);
+            if (index_of(i) >= kValues) continue;
+            Memory::template store<float>(lds + 4 * (group_of(i) * Shape::kTileM + row_of(i)),
+                                          is_group(tile, i) ? value : 0.0f);
         }
     }
 
    private:
-    // Neighbouring threads read neighbouring scales.
-    static u32 row_of(u32 i) { return Shape::kColumnScale ? i % Shape::kTileM : i / kGroups; }
-    static u32 group_of(u32 i) { return Shape::kColumnScale ? i / Shape::kTileM : i % kGroups; }
+    // Neighbouring threads read neighbouring scales; those beyond the last one repeat.
+    static u32 index_of(int i) { return thread_index() + i * Shape::kThreads; }
+    static int row_of(int i) {
+        const u32 value = index_of(i) % kValues;
+        return Shape::kColumnScale ? value % Shape::kTileM : value / kGroups;
+    }
+    static int group_of(int i) {
+        const u32 value = index_of(i) % kValues;
+        return Shape::kColumnScale ? value / Shape::kTileM : value % kGroups;
+    }
+    bool is_group(int tile, int i) const { return tile * kGroups + group_of(i) < x.k_end; }
 
-    i64 element(i64 m, i64 tile, u32 group) const {
-        if constexpr (Shape::kPreshuffled) return tile * x.ld + m * kGroups + group;
-        else if constexpr (Shape::kColumnScale) return (tile * kGroups + group) * x.ld + m;
-        else return m * x.ld + tile * kGroups + group;
+    i64 element(int m, int group) const {
+        if constexpr (Shape::kPreshuffled) return group / kGroups * x.ld + m * kGroups + group % kGroups;
+        else if constexpr (Shape::kColumnScale) return group * x.ld + m;
+        else return m * x.ld + group;
     }
 };
 

@@ -3,7 +3,7 @@
  * Linked with one simulated kernel to a shared library; put first on the loader's path, it takes the place of the
  * real one. The environment steers it, as nothing else reaches a library loaded by another:
  *   GEMMILL_SIM_DEVICE  gcnArchName of the device; default: the kernel's arch, with feature suffixes
- *   GEMMILL_SIM_ORDER   forward, reverse or a seed; default forward
+ *   GEMMILL_SIM_ORDER   forward, reverse or a seed; default: launches take turns, with a new seed each time
  *   GEMMILL_SIM_FAIL    NAME:N, the N-th call of that function fails (from 1)
  * gemmill_sim_live() counts allocations, modules and events that were not given back. */
 #include <chrono>
@@ -154,7 +154,9 @@ hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned grid_x, unsign
     const bool shape_is_right = block_x == kernel.threads && block_y == 1 && block_z == 1 && grid_z == 1;
     if (reinterpret_cast<const sim::Kernel*>(function) != &kernel || !shape_is_right || !grid_x || !grid_y)
         return hipErrorInvalidValue;
-    const std::string order = environment("GEMMILL_SIM_ORDER", "forward");
+    const u64 turn = state.calls[__func__];
+    const char* const turns[] = {"forward", "reverse"};
+    const std::string order = environment("GEMMILL_SIM_ORDER", turn % 3 < 2 ? turns[turn % 3] : std::to_string(turn).c_str());
     sim::Launch launch = {&kernel, parameters[0], grid_x, grid_y, (Arch)device_arch(), sim::Order::random, 0};
     if (order == "forward") launch.order = sim::Order::forward;
     else if (order == "reverse") launch.order = sim::Order::reverse;

@@ -1,8 +1,14 @@
 """Runs of the graph that are killed, stopped, raced or broken: nothing is lost, done twice or half-done."""
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
+import sys
+import termios
 import time
 
 import pytest
@@ -136,6 +142,46 @@ def test_signal_while_selftests_run(mill):
     assert not mill.processes()
     assert mill.run(*TWO)[0] == 0
     assert mill.good(*TWO) == "2 kernels up to date (generic)\n"
+
+
+def test_ctrl_c_on_a_terminal_leaves_a_clean_line(mill):
+    """The terminal's own Ctrl-C; children are in sessions of their own, so it reaches only us."""
+    mill.slow.write_text("30")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(mill.root)
+        environment = {**os.environ, "CXX": str(mill.compiler), "TERM": "xterm"}
+        environment.pop("NO_COLOR", None)
+        os.execve(sys.executable, [sys.executable, "-m", "kernels", *TWO], environment)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    wait_until(lambda: sum(mill.compiled().values()) == 2)
+    time.sleep(0.7)  # a tick of the progress line
+    os.write(terminal, b"\x03")
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO is how a terminal ends
+        while data := os.read(terminal, 4096):
+            shown += data
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert not mill.processes()
+    text = shown.decode().replace("^C", "")
+    drawn = text.split("\r\x1b[K")
+    progress = [part for part in drawn if part.startswith("[2/6]")]
+    assert progress, text
+    assert max(map(len, progress)) < 60
+    last = drawn[-1]
+    assert "tasks of 6 left" in last
+    assert last.endswith("\r\n")
+
+
+def test_a_reader_that_goes_away_stops_the_run(mill):
+    """As in `./mill | head -1`."""
+    process = mill.start(*TWO, "jobs=1")
+    assert process.stdout.readline().startswith("[2/6] compile:")
+    process.stdout.close()
+    assert process.wait(30) == 141
+    assert not mill.processes()
+    assert not mill.residue()
 
 
 # Raced
