@@ -1,31 +1,33 @@
-/* How a kernel is started: struct Entry of gemmill's own kernels, which have one function and need no workspace. */
+/* How a kernel is started: struct Entry of gemmill's own kernels, which are one function and need no workspace. */
 #pragma once
 
-#include "host/base.h"
 #include "hip/args.h"
 #include "hip/driver.h"
+#include "host/arguments.h"
 
 namespace gemmill {
 
 struct Entry {
     hipFunction_t function;
 
-    /* Look up what is needed in a loaded module. */
+    /* Look up in a loaded module what a launch needs. */
     int find(hipModule_t module) {
         GEMMILL_HIP(hipModuleGetFunction, &function, module, Kernel::kName);
         return GEMMILL_OK;
     }
 
-    /* Refuse a well-formed problem that this kernel can't do; the message says why. */
-    static int check(const hip::GemmArgs& args) {
-        const int64_t most = static_cast<int64_t>(hip::kMaxGridX) * Kernel::kTileM;
-        if (args.m <= most) return GEMMILL_OK;
-        return (Message() << "M = " << args.m << ": expected at most " << most << ", the largest grid").unsupported();
+    /* Refuse a well-formed problem that the kernel can't do: here, what its 32-bit indices and the grid don't hold. */
+    static int check(int64_t m, int64_t n, int64_t k, int64_t, int64_t, int64_t, int64_t) {
+        constexpr int64_t grid = static_cast<int64_t>(hip::kMaxGridX) * Kernel::kTileM;
+        int code = expect_at_most("M", m, min_of<int64_t>(hip::kMaxSize, grid));
+        if (!code) code = expect_at_most("N", n, hip::kMaxSize);
+        if (!code) code = expect_at_most("K", k, hip::kMaxSize);
+        return code;
     }
 
     static int64_t workspace_bytes(int64_t, int64_t, int64_t) { return 0; }
 
-    /* Start a checked problem; allocates nothing. */
+    /* Start a checked problem in a stream; allocates nothing. */
     int launch(hip::GemmArgs args, void*, hipStream_t stream) const {
         const int64_t tiles_m = ceil_div(args.m, Kernel::kTileM);
         const int64_t tiles_n = ceil_div(args.n, Kernel::kTileN);
