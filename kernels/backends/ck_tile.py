@@ -1,0 +1,257 @@
+"""The provider ck_tile: the same kernels out of AMD's Composable Kernel, for those who have its headers and HIP's.
+
+    kernel.cpp --clang, device--> kernel.s --as--> kernel.o --lld--> kernel.co --incbin--> image.o
+    kernel.cpp --clang, host, with Composable Kernel--> plan.o
+    kernel.cpp + image.o + plan.o --clang, host--> kernel.so
+
+What a kernel becomes, or why it can't be, says kernels/ck_instance.py; what is shared with gemmill's own AMD kernels
+(the driver by dlopen, the C ABI, the embedding) is native/hip. No device library is linked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gemmill.errors import UnsupportedError
+
+from kernels import ck_instance, process
+from kernels import toolchain as cxx
+from kernels.backends import hip
+from kernels.ck_headers import Headers, find_headers, rocm_root
+from kernels.code_object import read_kernels
+from kernels.config import KernelConfig
+from kernels.toolchain import Toolchain
+
+__all__ = ["TEMPLATE", "commands", "context", "find_toolchain", "flags", "notes", "resources", "why_not"]
+
+TEMPLATE = "ck_tile.cpp.j2"
+
+_COMMON = (
+    *("-x", "hip", "-std=c++17", "-nogpulib", "-fuse-cuid=none", "-DNDEBUG"),
+    *("-include", "hip/ck_tile/hip5.h"),
+)
+# Composable Kernel's own build adds -amdgpu-early-inline-all: with clang 19 that takes minutes a kernel.
+DEVICE_FLAGS = ("--offload-device-only", "-mcode-object-version=5", "-O3", "-S")
+PLAN_FLAGS = ("--offload-host-only", "-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-c")
+HOST_FLAGS = (
+    *("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"),
+    *("-Wall", "-Wextra", "-DGEMMILL_HOST", "-shared", "-pthread", "-s", "-static-libstdc++", "-static-libgcc"),
+    *("-Wl,--exclude-libs,ALL", "-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--no-undefined", "-ldl"),
+)
+_OF_ARCH = {"gfx950": ("-DCK_GFX950_SUPPORT", "-DCK_TILE_USE_OCP_FP8=1")}
+
+_FIRST_CLANG = {"gfx90a": 19, "gfx942": 19, "gfx950": 20}
+_NEWEST_CLANG = 25  # of the names with a number that are looked for
+_INSTALL = "ROCm brings one, so does `apt install clang-19 lld-19` (gfx950: clang-20 or later)"
+_PROBE_SECONDS = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class HipHeaders:
+    """The HIP headers: `root`/include/hip."""
+
+    root: Path
+
+    @functools.cached_property
+    def identity(self) -> dict[str, str]:
+        """Version, and digest of names and contents; enters the key."""
+        folder = self.root / "include" / "hip"
+        text = (folder / "hip_version.h").read_text(encoding="utf-8")
+        parts = [re.search(rf"define HIP_VERSION_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
+        whole = hashlib.sha256()
+        for path in sorted(p for p in folder.rglob("*.h*") if p.is_file()):
+            whole.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+            whole.update(hashlib.sha256(path.read_bytes()).digest())
+        return {"version": ".".join(part[1] if part else "?" for part in parts), "digest": whole.hexdigest()}
+
+
+def find_toolchain(wanted: str | None, memo: Path | None) -> Toolchain:
+    """Return clang, and as its identity also lld's, HIP's and Composable Kernel's.
+
+    Raises
+    ------
+    UnsupportedError
+        Where one of them is missing, with what to install; or `wanted` is another compiler.
+    """
+    found = _find_clang(wanted, memo)
+    return dataclasses.replace(
+        found,
+        identity={
+            **found.identity,
+            "lld": _lld_version(_find_lld(found)),
+            "hip": find_hip().identity,
+            "composable_kernel": find_headers().digest,
+        },
+    )
+
+
+def find_hip() -> HipHeaders:
+    """Return the HIP headers of ROCm, else of the system.
+
+    Raises
+    ------
+    UnsupportedError
+        If there are none.
+    """
+    roots = [rocm_root(), Path("/usr")]
+    for root in roots:
+        if (root / "include" / "hip" / "hip_runtime.h").is_file():
+            return HipHeaders(root)
+    looked = ", ".join(str(root / "include") for root in roots)
+    raise UnsupportedError(
+        f"no HIP headers: looked for hip/hip_runtime.h in {looked}; ROCm brings them, so does "
+        "`apt install libamdhip64-dev`; ROCM_PATH names a directory with include/hip"
+    )
+
+
+def why_not(config: KernelConfig) -> str | None:
+    """Say why the headers at hand can't do a kernel; None where they can."""
+    return ck_instance.why_not(config, find_headers())
+
+
+def notes(config: KernelConfig) -> list[str]:
+    """Return what a user of the kernel must know."""
+    headers = find_headers()
+    said = [
+        "ck_tile: an instance of AMD's Composable Kernel; compiled, neither simulated nor tested on hardware by gemmill; "
+        f"it takes N in multiples of {_limits(config, headers)['n']} and K in multiples of {config.tile[2]}"
+    ]
+    if ck_instance.has_race(config, headers):
+        k = 2 * config.tile[2]
+        said.append(
+            f"ck_tile decode: the AQuant memory pipeline of these headers has a race when K is a multiple of {k}: in its "
+            "even tail no barrier stands between the LDS reads of one tile and the writes of the next. The library "
+            f"refuses such K and has no instance for it, so no selftest, here or anywhere, vouches for one"
+        )
+    if config.variant_row.a == "int4":
+        said.append("ck_tile int4: A is permuted into the workspace by a kernel of its own before every product")
+    return said
+
+
+def context(config: KernelConfig) -> dict[str, Any]:
+    """Return what the template instantiates.
+
+    Raises
+    ------
+    UnsupportedError
+        If the headers can't do the kernel.
+    """
+    headers = find_headers()
+    reason = ck_instance.why_not(config, headers)
+    if reason:
+        raise UnsupportedError(f"{config.id}: {reason}")
+    return ck_instance.context(config, headers)
+
+
+def flags(config: KernelConfig, toolchain: Toolchain) -> dict[str, Any]:
+    """Return every flag that can change the artefact, by step."""
+    _check_version(config.arch, toolchain)
+    arch = [f"--offload-arch={config.arch}", *_OF_ARCH.get(config.arch, ())]
+    native = hip.flags(config, toolchain)
+    return {
+        "device": [*_COMMON, *arch, *DEVICE_FLAGS],
+        "assemble": native["assemble"],
+        # What is not defined here would be looked for when a user loads the module.
+        "link": [*native["link"], "--no-undefined"],
+        "image": native["image"],
+        "plan": [*_COMMON, *arch, *PLAN_FLAGS],
+        "host": list(HOST_FLAGS),
+        "machine": platform.machine(),
+    }
+
+
+def commands(config: KernelConfig, source: Path, native: Path, library: Path, toolchain: Toolchain) -> list[list[str]]:
+    """Return the six commands that make `library` from `source`."""
+    step = flags(config, toolchain)
+    clang, headers, hip_root = list(toolchain.command), find_headers().root, find_hip().root
+    # System headers, so that their warnings are not ours; and no path of theirs gets into what is made.
+    ck = ["-I", str(native), "-isystem", str(headers), f"--rocm-path={hip_root}", f"-ffile-prefix-map={headers}=ck"]
+    return [
+        [*clang, *step["device"], *ck, str(source), "-o", "kernel.s"],
+        [*clang, *step["assemble"], "kernel.s", "-o", "kernel.o"],
+        [*_find_lld(toolchain), *step["link"], "kernel.o", "-o", hip.CODE_OBJECT],
+        [*clang, *step["image"], "-I", str(native), os.devnull, "-o", "image.o"],
+        [*clang, *step["plan"], *ck, str(source), "-o", "plan.o"],
+        [*clang, "-I", str(native), str(source), "image.o", "plan.o", *step["host"], "-o", str(library)],
+    ]
+
+
+def resources(config: KernelConfig, output: str, work: Path) -> dict[str, Any]:
+    """Return registers, LDS and the like of each instance, by its suffix."""
+    prefix = f"{config.name}_"
+    figures = read_kernels(work / hip.CODE_OBJECT)
+    wanted = [str(one["suffix"]) for one in context(config)["instances"]]
+    return {suffix: figures[prefix + suffix] for suffix in wanted}
+
+
+def _limits(config: KernelConfig, headers: Headers) -> dict[str, int]:
+    limits: dict[str, int] = ck_instance.context(config, headers)["limits"]
+    return limits
+
+
+def _find_clang(wanted: str | None, memo: Path | None) -> Toolchain:
+    if wanted:
+        found = cxx.find_toolchain(wanted, memo)
+        if found.kind != "clang":
+            raise UnsupportedError(f"toolchain={wanted} is {found.kind}: provider=ck_tile needs clang; {_INSTALL}")
+        return found
+    names = [str(rocm_root() / "llvm/bin/clang++"), "clang++", *(f"clang++-{n}" for n in range(_NEWEST_CLANG, 18, -1))]
+    old = []
+    for name in names:
+        if shutil.which(name) is None:
+            continue
+        found = cxx.find_toolchain(name, memo)
+        if found.kind == "clang" and _version(found) >= min(_FIRST_CLANG.values()):
+            return found
+        old.append(f"{name} is {found.identity.get('version')}")
+    raise UnsupportedError(
+        f"no clang for Composable Kernel: looked for {', '.join(names[:2])} and clang++-19 to clang++-{_NEWEST_CLANG}"
+        f"{'; ' + '; '.join(old) if old else ''}; {_INSTALL}"
+    )
+
+
+def _find_lld(toolchain: Toolchain) -> list[str]:
+    """Return the command of lld: beside clang, in PATH, or zig's."""
+    for name in _lld_names(toolchain):
+        found = shutil.which(name)
+        if found:
+            return [found]
+    try:
+        program, *_ = hip.find_toolchain("zig", None).command
+    except UnsupportedError:
+        raise UnsupportedError(f"no lld beside {toolchain}; {_INSTALL}") from None
+    return [program, "ld.lld"]
+
+
+def _lld_names(toolchain: Toolchain) -> Iterator[str]:
+    folder = Path(toolchain.command[0]).resolve().parent
+    yield str(folder / "ld.lld")
+    yield "ld.lld"
+    yield f"ld.lld-{_version(toolchain)}"
+
+
+def _lld_version(command: list[str]) -> str:
+    code, out, err = process.run([*command, "--version"], _PROBE_SECONDS, env=cxx.compiler_environment())
+    if code:
+        raise UnsupportedError(f"{' '.join(command)} --version failed with status {code}: {(err or out).strip()[:200]}")
+    return out.strip()
+
+
+def _version(toolchain: Toolchain) -> int:
+    found = re.search(r"version (\d+)", str(toolchain.identity.get("version", "")))
+    return int(found[1]) if found else 0
+
+
+def _check_version(arch: str, toolchain: Toolchain) -> None:
+    if _version(toolchain) < _FIRST_CLANG[arch]:
+        said = toolchain.identity.get("version")
+        raise UnsupportedError(f"{arch} needs clang {_FIRST_CLANG[arch]} or later, this is {said!r}; {_INSTALL}")
