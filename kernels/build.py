@@ -7,7 +7,6 @@ threads; compilers are child processes. Several processes may share a cache: a k
 from __future__ import annotations
 
 import platform
-import re
 import signal
 import subprocess
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemmill.arch import find_arch
 from gemmill.cache import LIBRARY, MANIFEST_SCHEMA, NATIVE, CacheObject
 from gemmill.errors import CorruptObject, GemmillError, KernelNotFound, UnsupportedError
 
@@ -24,12 +24,12 @@ from kernels.backends import Backend, find_backend, notes, why_not
 from kernels.codegen import Codegen, Source
 from kernels.config import KernelConfig
 from kernels.describe import describe_config, read_abi_version
-from kernels.elf import read_elf
+from kernels.elf import check_library
 from kernels.files import signature
 from kernels.headers import Headers, Scan, ScanMemo
 from kernels.key import key_inputs, key_of
 from kernels.paths import CHECKOUT, Paths
-from kernels.store import InputsChanged, Store
+from kernels.store import InputsChanged, Store, translating
 from kernels.toolchain import Toolchain, compiler_environment
 
 COMPILE_SECONDS = 900.0
@@ -37,10 +37,6 @@ ATTEMPTS = 3  # at a kernel whose inputs are edited while they are compiled
 
 # What the commands call the source and the headers' root, in the directory that they run in.
 SOURCE, HEADERS = "kernel.cpp", "native"
-
-# What every Linux has; anything else would tie a prebuilt cache to the machine that built it.
-_SYSTEM_LIBRARIES = r"(lib(c|m|pthread|dl|rt)\.so(\.\d+)*|ld-(linux|musl)[-\w]*\.so(\.\d+)*)"
-_ABI_FUNCTION = r"(?m)^GEMMILL_EXPORT\s[^;(]*?(\w+)\("
 
 
 @dataclass(frozen=True)
@@ -167,10 +163,10 @@ class Build:
 
     def toolchain(self, arch: str) -> Toolchain:
         """Return the toolchain that builds for `arch`; UnsupportedError where its backend or compiler is missing."""
-        backend = self._backend(arch)
-        known = self._toolchains.get(backend.TEMPLATE)
+        backend = find_arch(arch).backend
+        known = self._toolchains.get(backend)
         if known is None:
-            known = self._toolchains[backend.TEMPLATE] = self._find_toolchain(backend)
+            known = self._toolchains[backend] = self._find_toolchain(self._backend(arch))
         return known
 
     def inputs(self, config: KernelConfig) -> dict[str, Any]:
@@ -180,7 +176,8 @@ class Build:
     def state(self, config: KernelConfig) -> State:
         """Say whether a kernel is current. Writes nothing to the cache.
 
-        Headers and compiler are read once for all kernels of this Build; `compile` always looks again.
+        Templates, headers and compiler are read once for all kernels of this Build; `compile` looks at headers and
+        compiler again.
 
         Raises
         ------
@@ -215,8 +212,10 @@ class Build:
             raise InputsChanged(f"{config.id}: its inputs changed {ATTEMPTS} times while they were compiled; try again")
         except CompileError as error:
             return Outcome(config, "failed", key, error.seconds, str(error), error.commands)
-        except (GemmillError, OSError) as error:
+        except GemmillError as error:
             return Outcome(config, "failed", key, message=str(error))
+        except OSError as error:
+            return Outcome(config, "failed", key, message=f"failed to build {config.id}: {error}")
 
     def why_not(self, config: KernelConfig) -> str | None:
         """Say why the provider can't build a kernel; None where it can, as far as is known before compiling."""
@@ -306,11 +305,12 @@ class Build:
     def _build(self, plan: _Plan) -> Outcome:
         with self.store.staging() as stage:
             work, result, scratch = (stage / name for name in ("work", "object", "scratch"))
-            for folder in (work, result, scratch):
-                folder.mkdir()
-            # The commands see relative names only, so nothing of where we are can get into what they make.
-            (work / SOURCE).write_bytes(plan.source.content)
-            (work / HEADERS).symlink_to(self.paths.native, target_is_directory=True)
+            with translating("write to", stage):
+                for folder in (work, result, scratch):
+                    folder.mkdir()
+                # The commands see relative names only, so nothing of where we are can get into what they make.
+                (work / SOURCE).write_bytes(plan.source.content)
+                (work / HEADERS).symlink_to(self.paths.native, target_is_directory=True)
             commands = plan.backend.commands(plan.config, Path(SOURCE), Path(HEADERS), Path(LIBRARY), plan.toolchain)
             seconds, output = self._run(plan, commands, work, scratch)
             shown = self._shown(plan, commands)
@@ -378,15 +378,3 @@ class Build:
     def _raise_if_stopped(self) -> None:
         if self._children.stopped:
             raise process.Stopped("stopped")
-
-
-def check_library(library: Path, native: Path) -> None:
-    """Raise unless a library exports the whole C ABI and needs nothing that every system does not have."""
-    if platform.system() != "Linux":
-        return  # another object format; the selftest will open it
-    found = read_elf(library)
-    wanted = set(re.findall(_ABI_FUNCTION, (native / "abi.h").read_text(encoding="utf-8")))
-    if missing := sorted(wanted - found.exports):
-        raise GemmillError(f"the library does not export {', '.join(missing)}, which native/abi.h declares")
-    if foreign := [name for name in found.needed if not re.fullmatch(_SYSTEM_LIBRARIES, name)]:
-        raise GemmillError(f"the library needs {', '.join(foreign)}: a kernel may link with libc and libm alone")

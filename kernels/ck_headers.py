@@ -84,7 +84,9 @@ class Headers:
         match = re.search(rf">\s*(?:struct|class|using)\s+{template}\b(?!\s*;)", text)
         start = text.rfind("template", 0, match.start()) if match else -1
         if match is None or start < 0:
-            raise UnsupportedError(f"the Composable Kernel in {self.root} has no {template} in ck_tile/{path}; {_INSTALL}")
+            raise UnsupportedError(
+                f"the Composable Kernel in {self.root} has no {template} in ck_tile/{path}; {_INSTALL}"
+            )
         inside = text[text.index("<", start) + 1 : match.start()]
         return [_parameter(part) for part in _split(inside)]
 
@@ -105,8 +107,8 @@ class Headers:
                 value = known[one.name]
             elif one.default is None:
                 raise UnsupportedError(
-                    f"{template} of the Composable Kernel in {self.root} takes {one.name}, which gemmill does not know; "
-                    f"known are {', '.join(known)}"
+                    f"{template} of the Composable Kernel in {self.root} takes {one.name}, which gemmill does not "
+                    f"know; known are {', '.join(known)}"
                 )
             elif i > last:
                 break  # the rest have their defaults
@@ -132,9 +134,7 @@ def find_headers() -> Headers:
         has_some = (root / "ck_tile/core.hpp").is_file()
         looked.append(f"{root} ({origin}): {'too old, it has no' if has_some else 'no'} {_MARK}")
     raise UnsupportedError(
-        "no headers of Composable Kernel with block-scaled GEMMs; looked in\n  "
-        + "\n  ".join([*looked, f"the Python package {PACKAGE}: not installed"][: len(looked) + (not _package())])
-        + f"\n{_INSTALL}"
+        f"no headers of Composable Kernel with block-scaled GEMMs; looked in {'; '.join(looked)}; {_INSTALL}"
     )
 
 
@@ -158,12 +158,17 @@ def _package() -> list[str]:
     return list(spec.submodule_search_locations or ()) if spec else []
 
 
-@functools.cache
 def _read(path: Path) -> str:
     try:
-        return _COMMENT.sub(" ", path.read_text(encoding="utf-8", errors="replace"))
+        info = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return ""
+    return _read_once(path, info.st_size, info.st_mtime_ns)
+
+
+@functools.cache
+def _read_once(path: Path, size: int, time: int) -> str:
+    return _COMMENT.sub(" ", path.read_text(encoding="utf-8", errors="replace"))
 
 
 def _parameter(text: str) -> Parameter:

@@ -74,7 +74,7 @@ def why_not(config: KernelConfig, headers: Headers) -> str | None:
         missing = _missing_shuffle(text, headers)
         if missing:
             transposed = "A" if layout.a_col else "B"
-            return f"for the {transposed} of {layout.name}, {pipeline.name} calls {missing}, which {where} does not define"
+            return f"{pipeline.name} of {where} reads the {transposed} of {layout.name} by {missing}, which it lacks"
     if config.variant_row.a == "int4" and not headers.text("host/permute_pk_int4.hpp"):
         return f"{where} does not say how it orders int4 (ck_tile/host/permute_pk_int4.hpp)"
     tm, tn, tk = config.tile

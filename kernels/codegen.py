@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemmill.cache import NATIVE, canonical_json, sha256_text
 from gemmill.errors import GemmillError
@@ -30,6 +30,9 @@ from kernels.describe import embedded_manifest, read_abi_version
 from kernels.files import signature, write_atomically
 from kernels.headers import Scan, scan
 from kernels.paths import CHECKOUT, Paths
+
+if TYPE_CHECKING:
+    import jinja2
 
 _STAMP = "// gemmill "
 _REFERENCE = re.compile(r"""\{%[-+]?\s*(?:include|extends|import|from)\s+["']([^"']+)["']""")
@@ -79,6 +82,7 @@ class Codegen:
         self._closures: dict[str, tuple[dict[str, str], str]] = {}
         self._inputs: dict[KernelConfig, str] = {}
         self._scans: dict[str, tuple[Any, str, Scan]] = {}
+        self._environments: dict[str, jinja2.Environment] = {}
 
     def path(self, config: KernelConfig) -> Path:
         """Return where a kernel's source is generated: ``build/generated/<arch>/[<provider>/]<name>.cpp``."""
@@ -166,37 +170,48 @@ class Codegen:
         import jinja2
 
         backend = find_backend(config.arch, self.provider)
-        name = backend.TEMPLATE
-        extra = context(backend, config)
-        texts, folder = self._templates(name)[0], self.paths.templates
-
-        def load(one: str) -> tuple[str, str, None] | None:
-            # The very text that was digested, whatever happens to the file meanwhile.
-            return (texts[one], str(folder / one), None) if one in texts else None
-
-        environment = jinja2.Environment(
-            loader=jinja2.FunctionLoader(load),
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            keep_trailing_newline=True,
-        )
-        environment.filters["c_string"] = c_string
+        name, folder, extra = backend.TEMPLATE, self.paths.templates, context(backend, config)
         try:
-            return environment.get_template(name).render(
-                config=config,
-                arch=config.arch_row,
-                variant=config.variant_row,
-                layout=config.layout_row,
-                family=config.family_row,
-                name=config.name,
-                manifest=embedded_manifest(config, self._abi, self.provider, extra.get("limits")),
-                **extra,
+            return (
+                self._environment(name)
+                .get_template(name)
+                .render(
+                    config=config,
+                    arch=config.arch_row,
+                    variant=config.variant_row,
+                    layout=config.layout_row,
+                    family=config.family_row,
+                    name=config.name,
+                    manifest=embedded_manifest(config, self._abi, self.provider, extra.get("limits")),
+                    **extra,
+                )
             )
         except jinja2.TemplateSyntaxError as error:
             raise CodegenError(f"{folder / (error.name or name)}:{error.lineno}: {error.message}") from None
         except Exception as error:  # a template's expression may raise anything
             raise CodegenError(f"{_place(error, folder / name)}: {error}") from error
+
+    def _environment(self, name: str) -> jinja2.Environment:
+        """Return the environment of a template and of those that it names; it keeps them compiled."""
+        known = self._environments.get(name)
+        if known is None:
+            import jinja2
+
+            texts, folder = self._templates(name)[0], self.paths.templates
+
+            def load(one: str) -> tuple[str, str, None] | None:
+                # The very text that was digested, whatever happens to the file meanwhile.
+                return (texts[one], str(folder / one), None) if one in texts else None
+
+            known = self._environments[name] = jinja2.Environment(
+                loader=jinja2.FunctionLoader(load),
+                undefined=jinja2.StrictUndefined,
+                trim_blocks=True,
+                lstrip_blocks=True,
+                keep_trailing_newline=True,
+            )
+            known.filters["c_string"] = c_string
+        return known
 
 
 def read_source(path: Path) -> Source | None:

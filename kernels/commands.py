@@ -82,7 +82,7 @@ def list_kernels(options: Options) -> int:
     from kernels.status import describe, remarks
 
     graph = Graph(options)
-    configs = graph.find(options.words)
+    configs = graph.selection.find(options.words)
     print(f"{'state':<10} {'key':<12} kernel")
     for config in configs:
         state, key = describe(graph.build, config)

@@ -1,7 +1,9 @@
-"""Read from an ELF shared library what it exports and what it needs; just enough of the format for that."""
+"""Check a kernel library before it is published: read from the ELF file what it exports and what it needs."""
 
 from __future__ import annotations
 
+import platform
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +17,10 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _ENTRY = struct.Struct("<qQ")
 
+# What every Linux has; anything else would tie a prebuilt cache to the machine that built it.
+_SYSTEM_LIBRARIES = r"lib(c|m|pthread|dl|rt)\.so(\.\d+)*|libc\.musl[-\w]*\.so(\.\d+)*|ld-(linux|musl)[-\w]*\.so(\.\d+)*"
+_ABI_FUNCTION = r"(?m)^GEMMILL_EXPORT\s[^;(]*?(\w+)\("
+
 
 class ElfError(GemmillError):
     """The file is not a 64-bit little-endian ELF file, or its tables point outside of it."""
@@ -26,6 +32,18 @@ class Elf:
 
     exports: frozenset[str]
     needed: tuple[str, ...]
+
+
+def check_library(library: Path, native: Path) -> None:
+    """Raise unless a library exports the whole C ABI and needs nothing that every system does not have."""
+    if platform.system() != "Linux":
+        return  # another object format; the selftest will open it
+    found = read_elf(library)
+    wanted = set(re.findall(_ABI_FUNCTION, (native / "abi.h").read_text(encoding="utf-8")))
+    if missing := sorted(wanted - found.exports):
+        raise GemmillError(f"the library does not export {', '.join(missing)}, which native/abi.h declares")
+    if foreign := [name for name in found.needed if not re.fullmatch(_SYSTEM_LIBRARIES, name)]:
+        raise GemmillError(f"the library needs {', '.join(foreign)}: a kernel may link with libc and libm alone")
 
 
 def read_elf(path: Path) -> Elf:

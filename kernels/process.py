@@ -3,8 +3,9 @@
 Each command runs in a session of its own, so that it can be killed with everything it started. Three endings are
 covered: its time limit, `stop` (a signal handler calls it), and our own death by SIGKILL, where the kernel sends
 SIGKILL to the direct child (PR_SET_PDEATHSIG, set through util-linux's setpriv; where that is missing, a compiler
-runs to its end and its output is swept up later). A grandchild such as cc1plus may then live for the seconds that its
-file takes; it writes to a directory that nobody will publish.
+runs to its end and its output is swept up later). "Our" means the thread that started the child, which is why `run`
+waits in that thread. A grandchild such as cc1plus may live on for the seconds that its file takes; it writes to a
+directory that nobody will publish.
 """
 
 from __future__ import annotations

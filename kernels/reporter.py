@@ -131,6 +131,9 @@ class Reporter:
         """Count a task with nothing to do."""
         if task.meta:
             self.progress.skip(task.meta["stage"])
+            row = self.rows[task.meta["config"].id]
+            if row.outcome == "generated":  # from what was known: the kernel itself has not changed
+                row.outcome = ""
 
     def skip_ignore(self, task: Any) -> None:
         """Count a task that doit was told to ignore."""
@@ -162,7 +165,7 @@ class Reporter:
                 self._print(*(f"    repeat: {command}" for command in one.repeat), "")
         self._print(*self.errors)
         if self.graph:
-            self._print(*(f"selftest left out: {reason}" for reason in self.graph.skipped.values()))
+            self._print(*(f"selftest left out: {reason}" for reason in self.graph.selection.skipped.values()))
             self._print(*(f"refused, {_count(n, 'kernel')}: {reason}" for reason, n in self.graph.refused.items()))
             said = dict.fromkeys(note for row in self.rows.values() for note in self.graph.build.notes(row.config))
             self._print(*(f"note: {note}" for note in said))

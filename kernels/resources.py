@@ -16,12 +16,17 @@ def default_jobs() -> int:
     return max(1, min(available_cores(), by_memory))
 
 
-def available_cores() -> int:
-    """Return how many cores this process may run on."""
+def available_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many cores this process may use: by its affinity, and by its control group's share of time."""
     try:
-        return len(os.sched_getaffinity(0))
+        cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
-        return os.cpu_count() or 1
+        cores = os.cpu_count() or 1
+    for line in _lines(cgroup / "cpu.max"):
+        quota, period = line.split()
+        if quota != "max":
+            cores = min(cores, max(1, round(int(quota) / int(period))))
+    return cores
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:

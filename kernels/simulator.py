@@ -15,20 +15,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gemmill.cache import canonical_json, sha256_text
+from gemmill.arch import find_arch
+from gemmill.cache import NATIVE, canonical_json, sha256_text
 from gemmill.errors import GemmillError
 
 from kernels import process
 from kernels.paths import Paths
 from kernels.toolchain import Toolchain, compiler_environment, find_toolchain
 
-SIMULATED_BACKENDS = ("hip",)
-
 SONAME = "libamdhip64.so"
 UNITS = ("machine", "matrix", "fiber", "driver")
 
 _FLAGS = ("-std=c++17", "-fPIC", "-pthread", "-Wno-psabi", "-Wno-unknown-pragmas")
 _SECONDS = 300.0
+
+
+def is_simulated(arch: str, provider: str = NATIVE) -> bool:
+    """Tell whether selftests for `arch` run on a simulated device where the real one is not here."""
+    return find_arch(arch).backend == "hip" and provider == NATIVE
 
 
 class SimulatorError(GemmillError):
@@ -98,7 +102,9 @@ class Simulator:
             try:
                 for unit in UNITS:
                     source = native / "hip" / "sim" / f"{unit}.cpp"
-                    self._compile(["-O2", *self._includes(None), "-c"], [str(source), "-o", str(stage / f"{unit}.o")], stage)
+                    self._compile(
+                        ["-O2", *self._includes(None), "-c"], [str(source), "-o", str(stage / f"{unit}.o")], stage
+                    )
                 stage.rename(final)
             except OSError:
                 if not final.is_dir():  # else another process was quicker

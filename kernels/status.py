@@ -20,8 +20,8 @@ def describe(build: Build, config: KernelConfig) -> tuple[str, str]:
     """Return one word for a kernel's state, and its key.
 
     The word is what the selftest said (``passed``, ``failed``, ``untested``) of the object that is current, else
-    ``stale`` (the index has an older one), ``missing``, ``refused`` where the provider can't build it, or ``no backend``
-    where nothing here can.
+    ``stale`` (the index has an older one), ``missing``, ``refused`` where the provider can't build it, or
+    ``no backend`` where nothing here can.
     """
     try:
         if build.why_not(config):
@@ -57,7 +57,7 @@ def find_manifest(graph: Graph, word: str) -> dict[str, Any]:
     if re.fullmatch("[0-9a-f]{6,64}", word):
         cache = Cache(graph.paths.cache)
         return cache.read(cache.find_key(word)).manifest
-    configs = graph.find([word])
+    configs = graph.selection.find([word])
     if len(configs) > 1:
         raise UsageError(
             f"{word!r} means {len(configs)} kernels; explain needs one:\n  " + "\n  ".join(c.id for c in configs)

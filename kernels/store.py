@@ -1,8 +1,8 @@
 """The cache, write side. The grammar on disk stands in `gemmill.cache`.
 
 Everything enters the cache by a rename: an object is put together in a directory of its own under tmp/, is made durable
-and is checked there, and only then gets its name. So a crash or a full disk leaves the whole object or none; what it
-leaves in tmp/ is swept up by a later `gc`, which can tell, because an owner that lives holds a lock on its directory.
+and is checked there, and only then gets its name. So a crash or a full disk leaves the whole object or none. What it
+leaves in tmp/ is swept up by the next writer, which can tell: an owner that lives holds a lock on its directory.
 
 Permissions: a cache is written by its owner alone, whatever the umask. To share one, make its root group-writable (and
 setgid, so that files get the group): what is put into such a root is writable for the group too.
@@ -71,6 +71,7 @@ class Store:
         self.cache = Cache(root)
         self.root = self.cache.root
         self._notice = notice
+        self._swept = False
 
     @contextlib.contextmanager
     def lock(self, key: str, check: Callable[[], None] = lambda: None) -> Iterator[None]:
@@ -78,8 +79,14 @@ class Store:
         path = self.root / "locks" / f"{key}.lock"
         with contextlib.ExitStack() as held:
             with translating("lock", path):
-                self.folder("locks")
-                held.enter_context(hold(path, self.file_mode, check))
+                for last in (False, True):
+                    try:
+                        self.folder("locks")
+                        held.enter_context(hold(path, self.file_mode, check))
+                        break
+                    except FileNotFoundError:  # the cache was removed while we waited
+                        if last:
+                            raise
             yield
 
     @contextlib.contextmanager
@@ -87,11 +94,26 @@ class Store:
         """Give a new directory in tmp/, removed at the end unless it was renamed into place."""
         with translating("create a directory in", self.root / "tmp"):
             path, handle = self._locked_directory()
+        if not self._swept:
+            self._swept = True
+            self.sweep_staging()
         try:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
             os.close(handle)
+
+    def sweep_staging(self) -> int:
+        """Remove what killed processes left in tmp/, and return how many directories that were."""
+        removed = 0
+        for path in self.root.glob("tmp/*"):
+            with contextlib.suppress(OSError):
+                handle = try_lock(path, directory=True)
+                if handle is not None:  # an owner that lives would hold it
+                    shutil.rmtree(path, ignore_errors=True)
+                    os.close(handle)
+                    removed += 1
+        return removed
 
     def publish(
         self, folder: Path, key: str, manifest: Mapping[str, Any], check_inputs: Callable[[], None] = lambda: None

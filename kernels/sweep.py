@@ -118,7 +118,7 @@ def gc(store: Store, max_size: int | None = None) -> Swept:
         freed=sum(sizes[key] for key in removed),
         kept=len(sizes) - len(removed),
         kept_bytes=left,
-        leftovers=_sweep_leftovers(store.root),
+        leftovers=store.sweep_staging() + _sweep_files(store.root),
         quarantined=_sweep_quarantine(store.root),
     )
 
@@ -174,15 +174,9 @@ def _is_named(store: Store, key: str) -> bool:
         return key in keys_in_index(store.root)
 
 
-def _sweep_leftovers(root: Path) -> int:
+def _sweep_files(root: Path) -> int:
+    """Remove temporary files that a killed writer left beside the file it was to replace."""
     removed = 0
-    for path in root.glob("tmp/*"):
-        with contextlib.suppress(OSError):
-            handle = try_lock(path, directory=True)
-            if handle is not None:
-                shutil.rmtree(path, ignore_errors=True)
-                os.close(handle)
-                removed += 1
     for pattern in ("index/*/.*", "index/*/*/.*", "objects/??/*/.*"):
         for path in root.glob(pattern):
             with contextlib.suppress(OSError):

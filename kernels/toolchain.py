@@ -28,7 +28,7 @@ from gemmill.cache import canonical_json
 from gemmill.errors import UnsupportedError
 
 from kernels import process
-from kernels.files import write_atomically
+from kernels.files import signature, write_atomically
 
 NAMES = ("g++", "clang++", "zig")
 
@@ -90,7 +90,8 @@ def find_toolchain(wanted: str | None = None, memo: Path | None = None) -> Toolc
         command = _parse(asked.partition("=")[2])
         if command is None:
             raise UnsupportedError(
-                f"{asked}: there is no such compiler; accepted are {', '.join(NAMES)}, a path, or a command line"
+                f"{asked}: there is no such compiler; accepted are {', '.join(NAMES)}, a path, or a command line; "
+                f"{_INSTALL}"
             )
         return recall(command, memo, probe_cxx)
     for name in NAMES:
@@ -130,11 +131,11 @@ def recall(command: tuple[str, ...], memo: Path | None, probe: Callable[[tuple[s
     name = canonical_json([probe.__name__, *command, os.environ.get("PATH", "")])
     entries = _load(memo)
     known = entries.get(name)
-    if isinstance(known, dict) and known.get("files") == _signatures(known.get("files", ())):
+    if isinstance(known, dict) and known.get("files") == _signatures(path for path, *_ in known.get("files", ())):
         return Toolchain(known["kind"], command, known["identity"])
     answer = probe(command)
     entries.pop(name, None)
-    entries[name] = {"kind": answer.kind, "identity": answer.identity, "files": _signatures([f] for f in answer.files)}
+    entries[name] = {"kind": answer.kind, "identity": answer.identity, "files": _signatures(answer.files)}
     _save(memo, entries)
     return Toolchain(answer.kind, command, answer.identity)
 
@@ -144,8 +145,9 @@ def probe_cxx(command: tuple[str, ...]) -> Probe:
     version = _ask(command, "--version")
     folder = re.search(r"^InstalledDir: (.*)$", version, re.MULTILINE)
     if folder:
-        zig = Path(folder[1]) / "zig"
-        return _probe_zig(command, zig) if zig.is_file() else _probe_driver("clang", command)
+        return (
+            _probe_zig(command, zig) if (zig := _zig_in(Path(folder[1]), command)) else _probe_driver("clang", command)
+        )
     if "Free Software Foundation" in version:
         return _probe_driver("gcc", command)
     raise UnsupportedError(
@@ -153,12 +155,27 @@ def probe_cxx(command: tuple[str, ...]) -> Probe:
     )
 
 
+def _zig_in(folder: Path, command: tuple[str, ...]) -> Path | None:
+    """Return the zig that said it is clang, installed in `folder`; None where that is clang, perhaps beside a zig."""
+    zig = folder / "zig"
+    if not zig.is_file():
+        return None
+    is_itself = Path(command[0]).resolve() == zig.resolve()
+    return zig if is_itself or not any(folder.glob("clang*")) else None
+
+
 def _probe_zig(command: tuple[str, ...], zig: Path) -> Probe:
-    # The release carries its own headers, libc and linker, so its program and version say everything.
+    # The release carries its own compiler library and linker; for this machine it builds against the libc it finds.
     version = _ask((str(zig),), "version").strip()
-    extra = list(command[command.index("c++") + 1 :]) if "c++" in command else []
-    identity = {"kind": "zig", "version": f"zig {version}", "compiler": _digest(zig), "options": extra}
-    return Probe("zig", identity, (command[0], str(zig)))
+    library, headers = _probe_library(command)
+    identity = {
+        "kind": "zig",
+        "version": f"zig {version}",
+        "compiler": _digest(zig),
+        "options": list(command[command.index("c++") + 1 :]) if "c++" in command else [],
+        "library": library,
+    }
+    return Probe("zig", identity, (command[0], str(zig), *headers))
 
 
 def _probe_driver(kind: str, command: tuple[str, ...]) -> Probe:
@@ -166,29 +183,41 @@ def _probe_driver(kind: str, command: tuple[str, ...]) -> Probe:
     dry = _ask(command, "-###", "-shared", "-fPIC", "-x", "c++", os.devnull, "-o", "kernel.so")
     version = re.search(r"^.*\bversion \d.*$", dry, re.MULTILINE)
     target = re.search(r"^Target: (\S+)", dry, re.MULTILINE)
-    steps = [shlex.split(line) for line in dry.splitlines() if line.startswith(" ") and line.strip()[:1] in '"/asc']
-    compile_step = next((step for step in steps if "-cc1" in step or "cc1plus" in step[0]), None)
-    if version is None or target is None or compile_step is None:
+    steps = [shlex.split(line) for line in dry.splitlines() if line.startswith(" ") and "cc1" in line]
+    if version is None or target is None or not steps:
         raise UnsupportedError(f"{shlex.join(command)} -### does not read as {kind}'s does; it says: {dry[:400]!r}")
-    programs = {name: _ask(command, f"-print-prog-name={name}").strip() for name in ("as", "ld")}
-    found = {name: shutil.which(path) for name, path in programs.items()}
-    library = _ask(command, "-x", "c++", "-E", "-dD", "-include", "cstddef", os.devnull)
-    real_driver = re.search(r"^COLLECT_GCC=(.*)$", dry, re.MULTILINE)
+    compiler = steps[0][0]
+    if Path(compiler).name == "zig":  # behind a wrapper, and installed beside a clang
+        return _probe_zig(command, Path(compiler))
+    programs = {name: shutil.which(_ask(command, f"-print-prog-name={name}").strip()) for name in ("as", "ld")}
+    library, headers = _probe_library(command)
+    driver = re.search(r"^COLLECT_GCC=(.*)$", dry, re.MULTILINE)
     identity = {
         "kind": kind,
         "version": version[0].strip(),
         "target": target[1],
-        "compiler": _digest(Path(compile_step[0])),
-        "options": _own_options(compile_step),
-        # Macros of libstdc++, libc++ and glibc that say which they are.
-        "library": dict(
-            re.findall(r"^#define (__GLIBCXX__|_LIBCPP_VERSION|__GLIBC__|__GLIBC_MINOR__) (\S+)", library, re.MULTILINE)
-        ),
-        **{name: _ask((path,), "--version").partition("\n")[0] for name, path in found.items() if path},
+        "compiler": _digest(Path(compiler)),
+        "options": _own_options(steps[0]),
+        "library": library,
+        **{name: _describe_program(path) for name, path in programs.items() if path},
     }
-    headers = [path for path in re.findall(r'^# \d+ "(/[^"]+)"', library, re.MULTILINE) if path != os.devnull]
-    files = (command[0], compile_step[0], real_driver and shutil.which(real_driver[1]), *found.values(), *headers)
+    files = (command[0], compiler, driver and shutil.which(driver[1]), *programs.values(), *headers)
     return Probe(kind, identity, tuple(dict.fromkeys(path for path in files if path)))
+
+
+def _probe_library(command: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
+    """Return the macros by which libstdc++, libc++ and glibc say which they are, and the headers that were read."""
+    text = _ask(command, "-x", "c++", "-E", "-dD", "-include", "cstddef", os.devnull)
+    macros = r"^#define (__GLIBCXX__|_LIBCPP_VERSION|__GLIBC__|__GLIBC_MINOR__) (\S+)"
+    headers = dict.fromkeys(re.findall(r'^# \d+ "(/[^"]+)"', text, re.MULTILINE))
+    return dict(re.findall(macros, text, re.MULTILINE)), [path for path in headers if path != os.devnull]
+
+
+def _describe_program(path: str) -> str:
+    try:
+        return _ask((path,), "--version").partition("\n")[0]
+    except UnsupportedError:  # Apple's linker has no such option
+        return _digest(Path(path))
 
 
 def _own_options(step: list[str]) -> list[str]:
@@ -245,16 +274,8 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _signatures(files: Iterable[Any]) -> list[list[Any]]:
-    """Return [path, size, mtime, ctime, inode] of each file, [path] where it is gone."""
-    result: list[list[Any]] = []
-    for path, *_ in files:
-        try:
-            info = Path(path).stat()
-            result.append([path, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino])
-        except OSError:
-            result.append([path])
-    return result
+def _signatures(files: Iterable[str]) -> list[list[Any]]:
+    return [[path, *(signature(path) or ())] for path in files]
 
 
 _MEMO_SCHEMA = 1

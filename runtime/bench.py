@@ -21,10 +21,10 @@ from gemmill.layout import find_layout, groups
 from gemmill.loader import Candidate, Kernel, by_pattern, explain_miss
 from gemmill.operands import Array
 from gemmill.quantize import quantize_a
-from gemmill.search import CacheArgument, search_path
+from gemmill.search import CacheArgument, SearchPath
 from gemmill.variant import INT4, find_variant
 
-_SECONDS = 0.1  # how long one kernel is timed at least
+_SECONDS, _CALLS = 0.1, 5  # how long and how often one kernel is timed at least
 
 
 def bench_file(
@@ -115,7 +115,7 @@ def _read_safetensors(path: Path) -> Iterator[tuple[str, Array]]:
 
 def _usable_kernels(cache: CacheArgument, arch: str | None) -> list[Kernel]:
     """Open the kernels of the given arch, else of the best arch that has any."""
-    places = list(search_path(cache))
+    places = SearchPath(cache)
     archs = [find_arch(arch)] if arch else host_archs()
     refused: list[Candidate] = []
     for row in archs:
@@ -137,7 +137,7 @@ def _bench_tensor(name: str, weight: Array, rows: int, kernels: list[Kernel]) ->
     expected = x @ w.T
     base = _best_time(lambda: np.matmul(x, w.T, out=expected))
     print(f"{name}: M={rows} N={n} K={k} {weight.dtype}, numpy float32 {base * 1e3:.3f} ms")
-    print(f"  {'VARIANT':9} {'LAYOUT':6} {'FAMILY':16} {'OUT':4} {'ERROR':>8} {'ms':>9} {'SPEED-UP':>8}")
+    print(f"  {'VARIANT':9} {'LAYOUT':6} {'FAMILY':16} {'TILE':12} {'OUT':4} {'ERROR':>8} {'ms':>9} {'SPEED-UP':>8}")
     norm = float(np.linalg.norm(expected)) or 1.0
     operands: dict[tuple[str, str], tuple[Any, Array, Array]] = {}
     for kernel in kernels:
@@ -148,12 +148,10 @@ def _bench_tensor(name: str, weight: Array, rows: int, kernels: list[Kernel]) ->
         a_q, b, a_scale = operands[form]
         c = kernel(a_q, b, a_scale)
         error = float(np.linalg.norm(c.astype(np.float32) - expected)) / norm
+        tile = "x".join(map(str, config["tile"]))
         seconds = _best_time(functools.partial(kernel, a_q, b, a_scale, c))
-        print(
-            f"  {form[0]:9} {form[1]:6} {config['family']:16} {config['out']:4} {error:8.5f} {seconds * 1e3:9.3f} "
-            f"{base / seconds:7.2f}x",
-            flush=True,
-        )
+        place = f"{form[0]:9} {form[1]:6} {config['family']:16} {tile:12} {config['out']:4}"
+        print(f"  {place} {error:8.5f} {seconds * 1e3:9.3f} {base / seconds:7.2f}x", flush=True)
 
 
 def _quantize(x: Array, w: Array, variant: str, layout: str, encoding: str) -> tuple[Any, Array, Array]:
@@ -175,12 +173,15 @@ def _quantize(x: Array, w: Array, variant: str, layout: str, encoding: str) -> t
 
 
 def _best_time(call: Callable[[], Any]) -> float:
+    """Return the seconds of the quickest of several calls."""
     best = float("inf")
+    calls = 0
     end = time.perf_counter() + _SECONDS
     while True:
         start = time.perf_counter()
         call()
         now = time.perf_counter()
         best = min(best, now - start)
-        if now > end:
+        calls += 1
+        if now > end and calls >= _CALLS:
             return best

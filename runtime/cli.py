@@ -18,7 +18,7 @@ from gemmill.device import cpu_model, gpu_drivers
 from gemmill.errors import ArgumentError, CorruptObject, GemmillError, KernelNotFound
 from gemmill.explain import explain_difference, explain_key
 from gemmill.loader import Candidate, examine, why_arch_not_here
-from gemmill.search import Place, search_path
+from gemmill.search import Place, SearchPath
 from gemmill.selftest import run_selftest
 
 
@@ -86,7 +86,7 @@ def _seconds(text: str) -> float:
 
 
 def _places(options: argparse.Namespace) -> list[Place]:
-    return list(search_path(options.cache))
+    return list(SearchPath(options.cache))
 
 
 def _caches(options: argparse.Namespace) -> Iterator[Cache]:

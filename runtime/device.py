@@ -14,13 +14,13 @@ _GPU_FILES = {"cuda": "/dev/nvidia0", "hip": "/dev/kfd"}
 def cpu_model(cpuinfo: str = "/proc/cpuinfo") -> str:
     """Return the CPU's name, the machine's where the system gives none."""
     try:
-        text = Path(cpuinfo).read_text(encoding="utf-8", errors="replace")
+        with Path(cpuinfo).open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                label, _, value = line.partition(":")
+                if label.strip() in ("model name", "Model") and value.strip():
+                    return value.strip()
     except OSError:
-        text = ""
-    for line in text.splitlines():
-        label, _, value = line.partition(":")
-        if label.strip() in ("model name", "Model") and value.strip():
-            return value.strip()
+        pass
     return platform.machine()
 
 
@@ -33,9 +33,9 @@ def hip_archs(topology: str = "/sys/class/kfd/kfd/topology/nodes") -> list[str]:
     archs: dict[str, None] = {}
     for path in sorted(Path(topology).glob("*/properties")):
         try:
-            fields = dict(line.split(maxsplit=1) for line in path.read_text(encoding="ascii").splitlines() if " " in line)
-            version = int(fields.get("gfx_target_version", 0))
-        except (OSError, ValueError):
+            lines = path.read_text(encoding="ascii").splitlines()
+            version = next((int(line.split()[1]) for line in lines if line.startswith("gfx_target_version ")), 0)
+        except (OSError, ValueError, IndexError):
             continue
         if version:
             archs[f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}"] = None
@@ -47,7 +47,7 @@ def why_no_hip_device(arch: Arch) -> str | None:
     found = hip_archs()
     if arch.name in found:
         return None
-    return f"no {arch.name} device here: {'found ' + ', '.join(found) if found else 'no AMD GPU is shown by its driver'}"
+    return f"no {arch.name} device here: the driver shows {', '.join(found) or 'no AMD GPU'}"
 
 
 def gpu_drivers() -> dict[str, bool]:

@@ -12,7 +12,7 @@ ABSENT = "(absent)"
 
 def flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield (dotted path, JSON text) of every leaf; lists of plain values are one leaf."""
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and (value or not path):
         for name in sorted(value):
             yield from flatten(value[name], f"{path}.{name}" if path else str(name))
     elif isinstance(value, list) and any(isinstance(x, (dict, list)) for x in value):

@@ -35,7 +35,7 @@ from gemmill.errors import (
 )
 from gemmill.layout import find_layout
 from gemmill.library import Library
-from gemmill.search import CacheArgument, Place, search_path
+from gemmill.search import CacheArgument, Place, SearchPath
 from gemmill.variant import find_variant
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def load(
     ArgumentError
         If the arch is unknown.
     """
-    places = list(search_path(cache))
+    places = SearchPath(cache)
     head, slash, tail = name_or_key.partition("/")
     if slash:
         name_or_key, arch = tail, arch or head
@@ -217,7 +217,6 @@ def by_pattern(
     provider: str = NATIVE,
 ) -> Iterator[Candidate]:
     """Yield indexed kernels whose names match a glob: arch by arch, within one place by place, then by name."""
-    places = list(places)
     for arch in archs:
         for cache in _caches(places):
             for entry in cache.entries(arch, pattern, provider):
@@ -294,14 +293,14 @@ def why_not_here(obj: CacheObject, any_device: bool = False) -> str | None:
     row = ARCHS.get(obj.arch)
     if row is None:
         return f"unknown arch {obj.arch}: this gemmill knows {', '.join(ARCHS)}"
-    return why_arch_not_here(row)
+    return None if any_device and row.backend != "cpu" else why_arch_not_here(row)
 
 
 def why_arch_not_here(row: Arch) -> str | None:
     """Say why no kernel of an arch runs here: its backend is missing, or the host lacks what it needs."""
     if row.backend not in BACKENDS:
         return f"{row.name} needs the {row.backend} backend, which this gemmill lacks; it has {', '.join(BACKENDS)}"
-    return None if any_device and row.backend != "cpu" else BACKENDS[row.backend](row)
+    return BACKENDS[row.backend](row)
 
 
 def _why_not_tested(obj: CacheObject, allow_untested: bool) -> str | None:
@@ -357,4 +356,6 @@ def resolve(kernel: Kernel | str, arch: str | None, allow_untested: bool) -> Ker
         if arch is not None and find_arch(arch).name != kernel.arch:
             raise ArgumentError(f"arch {arch!r} with a kernel of arch {kernel.arch!r}: leave one of them out")
         return kernel
+    if not isinstance(kernel, str):
+        raise ArgumentError(f"kernel is a {type(kernel).__qualname__}: needed a gemmill.Kernel, a name or a key")
     return load(kernel, arch=arch, allow_untested=allow_untested)

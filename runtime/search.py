@@ -46,14 +46,29 @@ class Place:
         return f"{self.root} ({self.origin})" if self.root else f"{self.origin}: {self.problem}"
 
 
-def search_path(cache: CacheArgument = None) -> Iterator[Place]:
-    """Yield the places to search, first to last; a directory named twice comes once.
+class SearchPath:
+    """The places to search, first to last; iterable more than once, and each is found when first reached.
 
     Parameters
     ----------
     cache : path-like, Cache, sequence of them, or None
         The caller's own caches. They replace the rest of the path.
     """
+
+    def __init__(self, cache: CacheArgument = None) -> None:
+        self._found: list[Place] = []
+        self._rest = _places(cache)
+
+    def __iter__(self) -> Iterator[Place]:
+        yield from self._found
+        # Listing installed wheels takes milliseconds, which a kernel in an earlier place saves.
+        for place in self._rest:
+            self._found.append(place)
+            yield place
+
+
+def _places(cache: CacheArgument) -> Iterator[Place]:
+    """Yield the places; a directory named twice comes once."""
     seen = set()
     for place in _named(cache) if cache is not None else _default():
         if place.root is not None:
@@ -75,7 +90,6 @@ def _default() -> Iterator[Place]:
     for text in os.environ.get(VARIABLE, "").split(os.pathsep):
         if text:
             yield Place(Path(text).absolute(), VARIABLE)
-    # Installed wheels don't change while a process runs, and listing them takes milliseconds.
     yield from _installed()
     yield user_cache()
 
@@ -91,7 +105,7 @@ def user_cache() -> Place:
         return Place(None, "user cache", str(error))
 
 
-@functools.cache
+@functools.cache  # wheels don't come and go while a process runs
 def _installed() -> tuple[Place, ...]:
     from importlib.metadata import entry_points
 

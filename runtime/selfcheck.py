@@ -13,6 +13,7 @@ codes     each of the 256 codes of A and of B, at every position of a group, aga
 special   NaN, Inf, overflow of the output, zero scales: where the formula gives NaN or Inf, and nowhere else.
 random    normal data against float64, with the bound of gemmill.reference.error_bound.
 empty     M = 0, N = 0 and K = 0.
+unaligned every operand at an odd address, where a device does not forbid it.
 faults    each bad argument has its return code and a text that names the argument.
 """
 
@@ -25,207 +26,39 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gemmill.arch import find_arch
 from gemmill.cache import Cache
-from gemmill.dtypes import decode_table, kind_dtype, output_dtype
+from gemmill.dtypes import output_dtype
 from gemmill.errors import GemmillError
-from gemmill.fence import Arena
-from gemmill.layout import GROUP_K, Strides, find_layout, groups, packed_strides
+from gemmill.harness import CheckFailed, Harness, Problem
+from gemmill.layout import GROUP_K, groups, packed_strides
 from gemmill.loader import Kernel, examine
-from gemmill.operands import Array, pack_codes, shuffled
+from gemmill.operands import Array
 from gemmill.reference import error_bound, reference_gemm_aquant
-from gemmill.variant import INT4, find_variant
+from gemmill.variant import INT4
 
-_SEED = 20
-_MAX_INT = 8  # e5m2, the coarsest type, holds the integers up to 8
 _TIME_SHAPE = (16, 256, 512)
 
 
-class CheckFailed(Exception):
-    """A check's finding; its text becomes the record's reason."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Operands by value and by code.
+class Checker(Harness):
+    """The checks of one kernel.
 
     Attributes
     ----------
-    a, b, aq : numpy.ndarray
-        Values, float32: [M, K], [K, N], [M, QK].
-    a_codes, b_codes, aq_codes : numpy.ndarray
-        What is stored: fp8 codes (uint8), int4 codes 0..15 (uint8), or float32.
+    shapes : list
+        [M, N, K] of the products so far.
+    errors : dict
+        Largest error relative to its bound, by check; exact checks have 0.
     """
 
-    a: Array
-    b: Array
-    aq: Array
-    a_codes: Array
-    b_codes: Array
-    aq_codes: Array
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.a.shape[0], self.b.shape[1], self.a.shape[1]
-
-
-class Checker:
-    """One kernel under test."""
-
-    def __init__(self, kernel: Kernel, progress: Callable[[str], None] = lambda step: None) -> None:
-        self.kernel = kernel
-        self.library = kernel.library
-        self.progress = progress
-        row = find_arch(kernel.arch)
-        variant = find_variant(kernel.config["variant"])
-        self.is_cpu = row.backend == "cpu"
-        self.encoding = row.encoding
-        self.layout = find_layout(kernel.config["layout"])
-        self.out = str(kernel.config["out"])
-        self.kinds = {"a": variant.a, "b": variant.b, "aq": variant.aq}
-        self.tile = tuple(int(x) for x in kernel.config["tile"])
-        self.rng = np.random.default_rng(_SEED)
-        self.arenas = {name: Arena() for name in ("A", "AQ", "B", "C")}
+    def __init__(self, kernel: Kernel, step: Callable[[str], None] = lambda text: None) -> None:
+        super().__init__(kernel)
+        self.step = step
         self.shapes: list[list[int]] = []
         self.errors: dict[str, float] = {}
-
-    # ---- making operands ---------------------------------------------------------------------------------
-
-    def table(self, operand: str) -> Array:
-        """Return the values of an operand's codes."""
-        kind = self.kinds[operand]
-        if kind == INT4:
-            return np.arange(-8, 8, dtype=np.float32)
-        return decode_table(kind_dtype(kind, self.encoding).name)
-
-    def encode(self, operand: str, values: Array) -> Array:
-        """Return the codes of float32 values, rounded to nearest where the type lacks them."""
-        kind = self.kinds[operand]
-        if kind == INT4:
-            return (np.clip(np.rint(values), -8, 7) + 8).astype(np.uint8)
-        if kind == "f32":
-            return values.astype(np.float32)
-        with np.errstate(all="ignore"):
-            return values.astype(kind_dtype(kind, self.encoding)).view(np.uint8)
-
-    def problem(self, a: Array, b: Array, aq: Array) -> Problem:
-        """Return a problem with the nearest values that the kernel's types hold."""
-        codes = [self.encode(name, x) for name, x in (("a", a), ("b", b), ("aq", aq))]
-        return self.coded(*codes)
-
-    def coded(self, a: Array, b: Array, aq: Array) -> Problem:
-        """Return the problem with these codes."""
-        values = [
-            codes if codes.dtype == np.float32 else self.table(name)[codes]
-            for name, codes in (("a", a), ("b", b), ("aq", aq))
-        ]
-        return Problem(values[0], values[1], values[2], a, b, aq)
-
-    def integers(self, *shape: int) -> Array:
-        return self.rng.integers(-_MAX_INT, _MAX_INT + 1, shape).astype(np.float32)
-
-    def powers(self, m: int, k: int) -> Array:
-        """Return scales 2^e, distinct for each (row, group) until the exponents are used up, never within a row."""
-        qk = groups(k)
-        low, high = self._exponents()
-        cycle = max(1, (high - low + 1) // max(qk, 1))
-        rows = np.arange(m)[:, None] % cycle
-        # Groups in an order that is not the ascending one.
-        offset = (np.arange(qk)[None, :] * 2 + 1) % qk if qk % 2 else np.arange(qk)[None, ::-1]
-        return np.exp2((high - rows * qk - offset).astype(np.float32))
-
-    def _exponents(self) -> tuple[int, int]:
-        low, high = (-24, 3) if self.out == "f16" else (-60, 60)
-        if self.kinds["aq"] != "f32":
-            table = self.table("aq")
-            exponents = np.log2(table[(table > 0) & np.isfinite(table)])
-            low, high = max(low, int(np.ceil(exponents.min()))), min(high, int(exponents.max()))
-        return low, high
-
-    # ---- running -------------------------------------------------------------------------------------------
-
-    def entries(self) -> Sequence[str]:
-        """Name the ways to call: the device-pointer entry takes host memory on the cpu backend only."""
-        return ("host", "device", "gaps") if self.is_cpu else ("host",)
-
-    def run(self, problem: Problem, entry: str = "host", shift: int = 0) -> Array:
-        """Multiply through one entry and return C [M, N], after checking everything around it.
-
-        ``host`` and ``device`` use packed operands, ``gaps`` the device-pointer entry with leading dimensions
-        beyond the packed ones, the gaps holding NaN.
-        """
-        m, n, k = problem.shape
-        packed = packed_strides(self.layout, m, n, k)
-        ld = Strides(packed.a + 3, packed.aq + 1, packed.b + 5, packed.c + 7) if entry == "gaps" else packed
-        aq, aq_col, ldaq = problem.aq_codes, self.layout.aq_col, ld.aq
-        if self.kernel.preshuffle and entry != "host":
-            per_tile = self.tile[2] // GROUP_K
-            tiles = shuffled(aq, per_tile)
-            aq, aq_col, ldaq = (
-                tiles.reshape(tiles.shape[0], m * per_tile),
-                False,
-                m * per_tile + (5 if entry == "gaps" else 0),
-            )
-        stored = {
-            "A": self._store("a", problem.a_codes, self.layout.a_col, ld.a),
-            "AQ": self._store("aq", aq, aq_col, ldaq),
-            "B": self._store("b", problem.b_codes, self.layout.b_col, ld.b),
-        }
-        c_type = output_dtype(self.out)
-        stored["C"] = np.full((((m - 1) * ld.c + n) if m and n else 0) * c_type.itemsize, 0xFF, np.uint8)
-        placed = {name: self.arenas[name].place(data, shift) for name, data in stored.items()}
-        pointers = [self.arenas[name].address() for name in ("A", "AQ", "B", "C")]
-        if entry == "host":
-            code = self.library.run_host(*pointers, m, n, k, ld.a, ld.aq, ld.b, ld.c, groups(k), 1, None)
-        else:
-            workspace, size = self._workspace(m, n, k)
-            code = self.library.run(*pointers, m, n, k, ld.a, ldaq, ld.b, ld.c, workspace, size, None)
-        if code:
-            raise CheckFailed(f"returned {code} for valid arguments: {self.library.last_error or 'no text'}")
-        for name in ("A", "AQ", "B", "C"):
-            if not self.arenas[name].intact():
-                raise CheckFailed(f"wrote outside {name}")
-            if name != "C" and not np.array_equal(placed[name], stored[name]):
-                raise CheckFailed(f"changed {name}, an input")
-        return self._read_c(placed["C"], m, n, ld.c)
-
-    def _store(self, operand: str, codes: Array, col: bool, leading: int) -> Array:
-        """Return the bytes of an operand in storage order, gaps filled with NaN (code 15 for int4)."""
-        matrix = codes.T if col else codes
-        outer, inner = matrix.shape
-        if not outer or not inner:
-            return np.empty(0, np.uint8)
-        kind = self.kinds[operand]
-        filler: Any = np.nan if kind == "f32" else 15 if kind == INT4 else _nan_code(self.table(operand))
-        flat = np.full(outer * leading, filler, codes.dtype)
-        flat.reshape(outer, leading)[:, :inner] = matrix
-        flat = flat[: (outer - 1) * leading + inner]
-        return pack_codes(flat) if kind == INT4 else flat.view(np.uint8)
-
-    def _read_c(self, placed: Array, m: int, n: int, ldc: int) -> Array:
-        c_type = output_dtype(self.out)
-        if not m or not n:
-            return np.empty((m, n), c_type)
-        whole = np.full(m * ldc * c_type.itemsize, 0xFF, np.uint8)
-        whole[: placed.size] = placed
-        rows = whole.reshape(m, ldc * c_type.itemsize)
-        if not (rows[:, n * c_type.itemsize :] == 0xFF).all():
-            raise CheckFailed("wrote between the rows of C")
-        return np.ascontiguousarray(rows[:, : n * c_type.itemsize]).view(c_type)
-
-    def _workspace(self, m: int, n: int, k: int) -> tuple[int | None, int]:
-        size = self.library.workspace_bytes(m, n, k)
-        if not size:
-            return None, 0
-        self._scratch = np.empty(size + 256, np.uint8)
-        return -(-self._scratch.ctypes.data // 256) * 256, size
-
-    # ---- the checks ----------------------------------------------------------------------------------------
 
     def check_all(self) -> None:
         """Run every check; raise CheckFailed on the first finding."""
@@ -235,6 +68,7 @@ class Checker:
         self.check_faults()
         for shape in self.tail_shapes():
             self.check_exact(*shape)
+        self.check_unaligned()
         self.check_codes()
         self.check_special()
         for shape in self.random_shapes():
@@ -244,25 +78,25 @@ class Checker:
         self.library.cleanup()
         self.check_exact(2, 3, 5, entries=("host",))
 
-    def step(self, text: str) -> None:
-        self.progress(text)
-
     def tail_shapes(self) -> list[tuple[int, int, int]]:
         """Return shapes around the kernel's tile: M = 1, short groups, tails in each dimension, several tiles."""
         tm, tn, tk = self.tile
+        # Only one is large in all dimensions: the float64 reference is most of a selftest's time.
         return [
             (1, 1, 1),
             (1, tn + 1, GROUP_K - 1),
-            (tm + 1, 2 * tn + 3, tk + 1),
-            (2 * tm + 3, tn // 2 + 1, 2 * tk - 3),
+            (tm + 3, tn + 5, tk + 1),
+            (5, 2 * tn + 3, 2 * tk - 3),
             (3, tn - 1, GROUP_K),
         ]
 
     def random_shapes(self) -> list[tuple[int, int, int]]:
         tm, tn, tk = self.tile
-        return [(1, 2 * tn, tk), (tm + 3, tn + 5, 2 * tk + 37), (5, tn, 4 * tk)]
+        return [(1, tn, tk), (35, tn // 2 + 5, 2 * tk + 37), (tm + 1, 9, 4 * tk)]
 
-    def _products(self, label: str, problem: Problem, entries: Sequence[str] = ()) -> Iterator[tuple[str, Array]]:
+    def _products(
+        self, label: str, problem: Problem, entries: Sequence[str] = (), shift: int = 0
+    ) -> Iterator[tuple[str, Array]]:
         """Yield (step, C) for each entry, and enter the check in the record."""
         m, n, k = problem.shape
         if [m, n, k] not in self.shapes:
@@ -271,17 +105,17 @@ class Checker:
             step = f"{_check_name(label, problem)}, {entry} entry"
             self.step(step)
             try:
-                yield step, self.run(problem, entry)
+                yield step, self.run(problem, entry, shift)
             except CheckFailed as error:
                 raise CheckFailed(f"{step}: {error}") from None
         self.errors.setdefault(_check_name(label, problem), 0.0)
 
-    def _expect(self, label: str, problem: Problem, entries: Sequence[str] = ()) -> None:
+    def _expect(self, label: str, problem: Problem, entries: Sequence[str] = (), shift: int = 0) -> None:
         """Compare with the one right answer: the exact sum, rounded once."""
         exact = reference_gemm_aquant(problem.a, problem.b, problem.aq)
         with np.errstate(all="ignore"):
             expected = exact.astype(np.float32).astype(output_dtype(self.out)).astype(np.float32)
-        for step, c in self._products(label, problem, entries):
+        for step, c in self._products(label, problem, entries, shift):
             got = c.astype(np.float32)
             wrong = ~((got == expected) | (np.isnan(got) & np.isnan(expected)))
             if wrong.any():
@@ -291,6 +125,12 @@ class Checker:
         """Compare integers scaled by powers of two for equality."""
         problem = self.problem(self.integers(m, k), self.integers(k, n), self.powers(m, k))
         self._expect("exact", problem, entries)
+
+    def check_unaligned(self) -> None:
+        """Place every operand at an odd address."""
+        m, n, k = 3, self.tile[1] + 1, GROUP_K + 3
+        problem = self.problem(self.integers(m, k), self.integers(k, n), self.powers(m, k))
+        self._expect("unaligned", problem, shift=1)
 
     def check_codes(self) -> None:
         """Decode every code of A and B at every position of a group."""
@@ -355,30 +195,52 @@ class Checker:
             self._expect("empty", self.problem(np.ones((m, k)), np.ones((k, n)), np.ones((m, groups(k)))))
 
     def check_faults(self) -> None:
-        """Hand each argument a bad value and expect its code and name."""
-        self.step("faults")
+        """Hand each argument of each entry a bad value and expect its code and name."""
         m, n, k = 3, 5, 130
         s = packed_strides(self.layout, m, n, k)
-        size = 4 * 1024
-        pointers = [self.arenas[name].place(np.zeros(size, np.uint8)) for name in ("A", "AQ", "B", "C")]
-        addresses = [self.arenas[name].address() for name in ("A", "AQ", "B", "C")]
-        names = ["A", "AQ", "B", "C", "M", "N", "K", "stride_A", "stride_AQ", "stride_B", "stride_C", "QK_A", "k_batch"]
-        good: list[Any] = [*addresses, m, n, k, s.a, s.aq, s.b, s.c, groups(k), 1]
-        bad: list[tuple[int, Any, tuple[int, ...]]] = [(i, None, (-1,)) for i in range(4)]
-        bad += [(i, -1, (-1,)) for i in range(4, 12)]
-        bad += [(i, good[i] + 1, (-1,)) for i in range(7, 12)]
-        bad += [(12, 0, (-1, -2)), (12, 2, (-1, -2))]
-        for i, value, codes in bad:
-            arguments = [*good]
-            arguments[i] = value
-            code = self.library.run_host(*arguments, None)
-            if code not in codes:
-                raise CheckFailed(f"faults: {names[i]} = {value} returned {code}, not {' or '.join(map(str, codes))}")
-            text = self.library.last_error
-            if not re.search(rf"\b{names[i]}\b", text):
-                raise CheckFailed(f"faults: {names[i]} = {value} left a text that does not name it: {text!r}")
-        if any(x.any() for x in pointers):
+        pages = [self.arenas[name].place(np.zeros(4096, np.uint8)) for name in ("A", "AQ", "B", "C")]
+        pointers = {name: self.arenas[name].address() for name in ("A", "AQ", "B", "C")}
+        sizes = {"M": m, "N": n, "K": k}
+        strides = {"stride_A": s.a, "stride_AQ": s.aq, "stride_B": s.b, "stride_C": s.c, "QK_A": groups(k)}
+        host: dict[str, Any] = {**pointers, **sizes, **strides, "k_batch": 1}
+        bad: list[tuple[str, Any]] = [(name, None) for name in pointers]
+        bad += [(name, -1) for name in (*sizes, *strides)]
+        bad += [(name, value + 1) for name, value in strides.items()]
+        self._expect_faults("host entry", host, bad, lambda values: self.library.run_host(*values, None))
+        if self.is_cpu:
+            ldaq = m * (self.tile[2] // GROUP_K) if self.kernel.preshuffle else s.aq
+            leading = {"lda": s.a, "ldaq": ldaq, "ldb": s.b, "ldc": s.c}
+            workspace, size = self._workspace(m, n, k)
+            device: dict[str, Any] = {**pointers, **sizes, **leading, "stream": None}
+            bad = [(name, None) for name in pointers] + [(name, -1) for name in sizes]
+            bad += [(name, value - 1) for name, value in leading.items()]
+            self._expect_faults(
+                "device entry",
+                device,
+                bad,
+                lambda values: self.library.run(*values[:-1], workspace, size, values[-1]),
+            )
+        if any(page.any() for page in pages):
             raise CheckFailed("faults: a call that was refused wrote to an operand")
+
+    def _expect_faults(
+        self,
+        entry: str,
+        good: dict[str, Any],
+        bad: list[tuple[str, Any]],
+        call: Callable[[list[Any]], int],
+    ) -> None:
+        self.step(f"faults, {entry}")
+        bad = bad + [(name, value) for name, value in (("k_batch", 0), ("k_batch", 2), ("stream", 1)) if name in good]
+        for name, value in bad:
+            # What the backend can't do at all may be called unsupported.
+            codes = (-1, -2) if name in ("k_batch", "stream") else (-1,)
+            code = call(list({**good, name: value}.values()))
+            label = f"faults, {entry}: {name} = {value}"
+            if code not in codes:
+                raise CheckFailed(f"{label} returned {code}, not {' or '.join(map(str, codes))}")
+            if not re.search(rf"\b{name}\b", self.library.last_error):
+                raise CheckFailed(f"{label} left a text that does not name it: {self.library.last_error!r}")
 
     def measure(self) -> float:
         """Return the kernel's own mean time for _TIME_SHAPE, in milliseconds."""
@@ -403,10 +265,6 @@ class Checker:
 def _check_name(label: str, problem: Problem) -> str:
     m, n, k = problem.shape
     return f"{label} {m}x{n}x{k}"
-
-
-def _nan_code(table: Array) -> int:
-    return int(np.flatnonzero(np.isnan(table))[0])
 
 
 def _first_wrong(wrong: Array, got: Array, expected: Array) -> str:

@@ -64,6 +64,13 @@ class BuiltKernels:
         return "" if record["outcome"] == "passed" else f"{config.id}: selftest {record['outcome']}: {record['reason']}"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --simulate."""
+    parser.addoption(
+        "--simulate", choices=("part", "all"), default="part", help="simulated shapes of AMD kernels (default: part)"
+    )
+
+
 @pytest.fixture(scope="session")
 def built_kernels() -> BuiltKernels:
     """Return the builder of this session's real kernels."""

@@ -122,14 +122,14 @@ def notes(config: KernelConfig) -> list[str]:
     """Return what a user of the kernel must know."""
     headers = find_headers()
     said = [
-        "ck_tile: an instance of AMD's Composable Kernel; compiled, neither simulated nor tested on hardware by gemmill; "
-        f"it takes N in multiples of {_limits(config, headers)['n']} and K in multiples of {config.tile[2]}"
+        "ck_tile: an instance of AMD's Composable Kernel; compiled, neither simulated nor tested on hardware by "
+        f"gemmill; it takes N in multiples of {_limits(config, headers)['n']} and K in multiples of {config.tile[2]}"
     ]
     if ck_instance.has_race(config, headers):
         k = 2 * config.tile[2]
         said.append(
-            f"ck_tile decode: the AQuant memory pipeline of these headers has a race when K is a multiple of {k}: in its "
-            "even tail no barrier stands between the LDS reads of one tile and the writes of the next. The library "
+            f"ck_tile decode: the AQuant memory pipeline of these headers has a race when K is a multiple of {k}: in "
+            "its even tail no barrier stands between the LDS reads of one tile and the writes of the next. The library "
             f"refuses such K and has no instance for it, so no selftest, here or anywhere, vouches for one"
         )
     if config.variant_row.a == "int4":

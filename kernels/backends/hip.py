@@ -64,7 +64,9 @@ def find_toolchain(wanted: str | None, memo: Path | None) -> Toolchain:
             return cxx.find_toolchain(name, memo)
         except UnsupportedError:
             continue
-    raise UnsupportedError(f"no compiler for AMD GPUs: looked for zig, the Python package ziglang and clang++; {_INSTALL}")
+    raise UnsupportedError(
+        f"no compiler for AMD GPUs: looked for zig, the Python package ziglang and clang++; {_INSTALL}"
+    )
 
 
 def flags(config: KernelConfig, toolchain: Toolchain) -> dict[str, Any]:
@@ -88,7 +90,9 @@ def commands(config: KernelConfig, source: Path, native: Path, library: Path, to
     """Return the five commands that make `library` from `source`."""
     step = flags(config, toolchain)
     program, *rest = toolchain.command
-    clang, lld = ([program, "clang"], [program, "ld.lld"]) if toolchain.kind == "zig" else ([program, *rest], ["ld.lld"])
+    clang, lld = (
+        ([program, "clang"], [program, "ld.lld"]) if toolchain.kind == "zig" else ([program, *rest], ["ld.lld"])
+    )
     include = ["-I", str(native)]
     return [
         [*clang, *step["device"], *include, str(source), "-o", "kernel.s"],

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "host/base.h"
+#include "cpu/base.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

@@ -9,7 +9,6 @@
 #include "cpu/intrinsics.h"
 
 #include "cpu/fp8.h"
-#include "cpu/int4.h"
 
 namespace gemmill {
 
@@ -54,16 +53,6 @@ struct Decoder {
             }
             _mm256_storeu_ps(out + i, low);
             _mm256_storeu_ps(out + i + 8, high);
-        }
-    }
-};
-
-template <>
-struct Decoder<Int4> {
-    static void run(float* __restrict out, const uint8_t* __restrict codes, int count) {
-        for (int i = 0; i < count; i += 8) {
-            const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + i)));
-            _mm256_storeu_ps(out + i, _mm256_cvtepi32_ps(_mm256_sub_epi32(wide, _mm256_set1_epi32(8))));
         }
     }
 };

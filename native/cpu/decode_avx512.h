@@ -4,7 +4,6 @@
 #include "cpu/intrinsics.h"
 
 #include "cpu/fp8.h"
-#include "cpu/int4.h"
 
 namespace gemmill {
 
@@ -47,16 +46,6 @@ struct Decoder {
             }
             _mm512_storeu_ps(out + i, low);
             _mm512_storeu_ps(out + i + 16, high);
-        }
-    }
-};
-
-template <>
-struct Decoder<Int4> {
-    static void run(float* __restrict out, const uint8_t* __restrict codes, int count) {
-        for (int i = 0; i < count; i += 16) {
-            const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i)));
-            _mm512_storeu_ps(out + i, _mm512_cvtepi32_ps(_mm512_sub_epi32(wide, _mm512_set1_epi32(8))));
         }
     }
 };

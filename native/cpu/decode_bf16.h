@@ -1,14 +1,13 @@
 /* Codes to bfloat16 with AVX-512 VBMI: a permute of 128 table bytes per result byte.
  *
  * The permute ignores an index's top bit, which is the code's sign; the sign is put back afterwards. All
- * encodings and int4 share the code, only the table differs.
+ * encodings share the code, only the table differs.
  */
 #pragma once
 
 #include "cpu/intrinsics.h"
 
 #include "cpu/fp8.h"
-#include "cpu/int4.h"
 
 namespace gemmill {
 
@@ -26,21 +25,6 @@ struct Bf16Code {
     static constexpr bool kSigned = true;
     static constexpr bool kNegativeZeroIsNan = Format::kNan == Nan::kNegativeZero;
     static constexpr uint32_t float_bits(uint32_t code) { return fp8_float_bits<Format>(code); }
-};
-
-template <>
-struct Bf16Code<Int4> {
-    static constexpr bool kSigned = false;
-    static constexpr bool kNegativeZeroIsNan = false;
-    static constexpr uint32_t float_bits(uint32_t code) {
-        /* -8 to 7: value = 1.m * 2^e, found by counting; codes beyond 15 never come. */
-        const int value = static_cast<int>(code & 15u) - 8;
-        if (value == 0) return 0;
-        const uint32_t magnitude = static_cast<uint32_t>(value < 0 ? -value : value);
-        uint32_t e = 0;
-        while (magnitude >> (e + 1)) ++e;
-        return (value < 0 ? 0x80000000u : 0u) | (e + 127) << 23 | (magnitude << (23 - e) & 0x7fffffu);
-    }
 };
 
 template <typename Format>

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cpu/fp8.h"
-#include "cpu/int4.h"
 
 namespace gemmill {
 
@@ -13,13 +12,6 @@ template <typename Format>
 struct Decoder {
     static void run(float* __restrict out, const uint8_t* __restrict codes, int count) {
         for (int i = 0; i < count; ++i) out[i] = fp8_to_float<Format>(codes[i]);
-    }
-};
-
-template <>
-struct Decoder<Int4> {
-    static void run(float* __restrict out, const uint8_t* __restrict codes, int count) {
-        for (int i = 0; i < count; ++i) out[i] = static_cast<float>(static_cast<int>(codes[i]) - 8);
     }
 };
 

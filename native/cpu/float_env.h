@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "host/base.h"
+#include "cpu/base.h"
 
 namespace gemmill {
 

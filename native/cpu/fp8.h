@@ -10,7 +10,7 @@
  */
 #pragma once
 
-#include "host/base.h"
+#include "cpu/base.h"
 
 namespace gemmill {
 

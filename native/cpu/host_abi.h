@@ -4,9 +4,8 @@
 #include <time.h>
 
 #include "abi.h"
-#include "host/arguments.h"
+#include "cpu/arguments.h"
 #include "cpu/cpu_features.h"
-#include "host/preshuffle.h"
 #include "cpu/schedule.h"
 
 namespace gemmill {
@@ -21,9 +20,15 @@ void after_fork_child() { g_pool.after_fork_child(); }
 /* The threads' code goes away with the library, so they end before it. */
 __attribute__((destructor)) void close_at_unload() { g_pool.close(); }
 
+bool g_cpu_checked = false; /* CPUID is slow on a virtual machine: tens of microseconds */
+
 GEMMILL_BASELINE int check_cpu() {
+    if (__atomic_load_n(&g_cpu_checked, __ATOMIC_RELAXED)) return GEMMILL_OK;
     const char* missing = missing_cpu_feature();
-    if (missing == nullptr) return GEMMILL_OK;
+    if (missing == nullptr) {
+        __atomic_store_n(&g_cpu_checked, true, __ATOMIC_RELAXED);
+        return GEMMILL_OK;
+    }
     return (Message() << Kernel::kName << " for " << Kernel::kArch << " needs a CPU feature that this machine lacks: "
                       << missing)
         .unsupported();
@@ -38,6 +43,16 @@ __attribute__((noinline)) int enter() {
         }
     }
     return g_pool.enter();
+}
+
+/* Stored shapes of A, B and C. */
+struct Shapes {
+    Shape a, b, c;
+};
+
+Shapes stored_shapes(int64_t m, int64_t n, int64_t k) {
+    return {Kernel::kOrderA == Order::kContiguousK ? Shape{m, k} : Shape{k, m},
+            Kernel::kOrderB == Order::kContiguousK ? Shape{n, k} : Shape{k, n}, Shape{m, n}};
 }
 
 /* The product, for checked arguments. */
@@ -76,9 +91,10 @@ __attribute__((noinline)) int run_packed(const void* A, const void* AQ, const vo
                                          int64_t stride_C, int64_t QK_A, int k_batch, float* time_ms) {
     int code = check_sizes(M, N, K);
     if (code) return code;
-    const Shapes shapes = stored_shapes<Kernel>(M, N, K);
+    const Shapes shapes = stored_shapes(M, N, K);
+    const Shape aq = Kernel::ScaleLayout::packed_shape(M, ceil_div(K, kGroupK));
     code = expect_equal("stride_A", stride_A, shapes.a.length, "the packed stride of this layout");
-    if (!code) code = expect_equal("stride_AQ", stride_AQ, shapes.aq.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("stride_AQ", stride_AQ, aq.length, "the packed stride of this layout");
     if (!code) code = expect_equal("stride_B", stride_B, shapes.b.length, "the packed stride of this layout");
     if (!code) code = expect_equal("stride_C", stride_C, shapes.c.length, "the packed stride of this layout");
     if (!code) code = expect_equal("QK_A", QK_A, ceil_div(K, kGroupK), "which is ceil(K / 128)");
@@ -91,24 +107,15 @@ __attribute__((noinline)) int run_packed(const void* A, const void* AQ, const vo
 
     code = enter();
     if (code) return code;
-    void* shuffled = nullptr;
-    int64_t ldaq = stride_AQ;
-    if (Kernel::kPreshuffled && M > 0 && K > 0) {
-        constexpr int64_t b = Kernel::kTileK / kGroupK;
-        const int64_t tiles = ceil_div(QK_A, b);
-        shuffled = malloc(static_cast<size_t>(tiles * M * b) * Kernel::kScaleBytes);
-        if (shuffled == nullptr) {
-            g_pool.leave();
-            return (Message() << "out of memory: preshuffled AQ of " << tiles * M * b << " values").device_error();
-        }
-        preshuffle(static_cast<char*>(shuffled), static_cast<const char*>(AQ), M, QK_A, b, Kernel::kScaleBytes);
-        AQ = shuffled;
-        ldaq = M * b;
+    Problem p = make_problem(A, AQ, B, C, M, N, K, stride_A, stride_AQ, stride_B, stride_C);
+    void* owned = nullptr;
+    if (!Kernel::ScaleLayout::prepare(p, kScaleBytes<Kernel::Scale>, &owned)) {
+        g_pool.leave();
+        return (Message() << "out of memory: a preshuffled copy of AQ, " << M << " x " << QK_A << " values").device_error();
     }
-    const Problem p = make_problem(A, AQ, B, C, M, N, K, stride_A, ldaq, stride_B, stride_C);
     compute(p);
     if (time_ms) *time_ms = time_compute(p);
-    free(shuffled);
+    free(owned);
     g_pool.leave();
     return GEMMILL_OK;
 }
@@ -118,10 +125,8 @@ __attribute__((noinline)) int run_strided(const void* A, const void* AQ, const v
                                           void* stream) {
     int code = check_sizes(M, N, K);
     if (code) return code;
-    const Shapes shapes = stored_shapes<Kernel>(M, N, K);
-    constexpr int64_t b = Kernel::kTileK / kGroupK;
-    const Shape aq =
-        Kernel::kPreshuffled ? Shape{ceil_div(ceil_div(K, kGroupK), b), M * b} : shapes.aq;
+    const Shapes shapes = stored_shapes(M, N, K);
+    const Shape aq = Kernel::ScaleLayout::shape(M, ceil_div(K, kGroupK));
     code = expect_at_least("lda", lda, shapes.a.length);
     if (!code) code = expect_at_least("ldaq", ldaq, aq.length);
     if (!code) code = expect_at_least("ldb", ldb, shapes.b.length);

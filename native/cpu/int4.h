@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "host/base.h"
+#include "cpu/base.h"
 
 namespace gemmill {
 
@@ -12,20 +12,24 @@ struct Int4 {
     static constexpr uint8_t kZeroCode = 8; /* the code that pads tiles: 0 */
 };
 
-/* Unpack `bytes` whole bytes into 2 * bytes codes. Vectorises: the two stores of a step are adjacent. */
-inline void unpack_int4(uint8_t* __restrict codes, const uint8_t* __restrict packed, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; ++i) {
-        codes[2 * i] = static_cast<uint8_t>(packed[i] >> 4);
-        codes[2 * i + 1] = static_cast<uint8_t>(packed[i] & 15);
-    }
-}
+constexpr int kUnpackSlack = 64 + 1; /* codes that unpacking a line may write beyond its length */
 
-/* Unpack elements [first, first + count) of a packed array; return where in `codes` the first one landed.
- * Rows of an odd leading dimension start mid-byte, so that may be one past the start: `codes` holds count + 2. */
-inline const uint8_t* unpack_int4_span(uint8_t* codes, const uint8_t* packed, int64_t first, int64_t count) {
-    const int64_t skip = first & 1;
-    unpack_int4(codes, packed + first / 2, (skip + count + 1) / 2);
-    return codes + skip;
+/* Unpack elements [first, first + count) of a packed array. A line of an odd leading dimension starts mid-byte: its
+ * elements are the low nibble of one byte and the high nibble of the next. */
+inline void unpack_int4_span(uint8_t* __restrict codes, const uint8_t* packed, int64_t first, int64_t count) {
+    const uint8_t* __restrict in = packed + first / 2;
+    int64_t i = 0;
+    if (first % 2) {
+        codes[0] = static_cast<uint8_t>(in[0] & 15);
+        ++codes;
+        ++in;
+        --count;
+    }
+    for (; i < count / 2; ++i) {
+        codes[2 * i] = static_cast<uint8_t>(in[i] >> 4);
+        codes[2 * i + 1] = static_cast<uint8_t>(in[i] & 15);
+    }
+    if (count % 2) codes[count - 1] = static_cast<uint8_t>(in[i] >> 4);
 }
 
 }  // namespace gemmill

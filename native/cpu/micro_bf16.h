@@ -3,12 +3,14 @@
 
 #include "cpu/intrinsics.h"
 
-#include "host/base.h"
+#include "cpu/base.h"
 
 namespace gemmill {
 
 constexpr int kPair = 2;
 constexpr int kLanes = 16;
+constexpr int kChains = 12; /* independent sums that hide the latency of one addition */
+constexpr int kSpread = 1; /* copies of each element of A in its panel */
 typedef __m512 Vector;
 
 GEMMILL_INLINE Vector load_vector(const float* p) { return _mm512_load_ps(p); }
@@ -17,7 +19,7 @@ GEMMILL_INLINE Vector scale_add(float scale, Vector x, Vector sum) {
     return _mm512_fmadd_ps(_mm512_set1_ps(scale), x, sum);
 }
 
-template <int Rows, int Vectors, int MR>
+template <int Rows, int Vectors>
 GEMMILL_INLINE void multiply_step(Vector (&sum)[Rows][Vectors], const uint16_t* a, const uint16_t* b) {
     __m512i column[Vectors];
 #pragma GCC unroll 16

@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#include "host/base.h"
+#include "cpu/base.h"
 
 #if defined(__AVX512F__)
 #define GEMMILL_VECTOR_BYTES 64
@@ -19,14 +19,24 @@ namespace gemmill {
 
 constexpr int kPair = 1;                                /* elements of k in one step */
 constexpr int kLanes = GEMMILL_VECTOR_BYTES / 4;        /* columns of one vector */
+constexpr int kChains = 8; /* independent sums that hide the latency of one addition */
+/* Copies of each element of A in its panel. SSE has no broadcasting load; a copy in every lane spares the shuffle. */
+#if defined(__SSE2__) && !defined(__AVX__)
+constexpr int kSpread = kLanes;
+#else
+constexpr int kSpread = 1;
+#endif
 typedef float Vector __attribute__((vector_size(GEMMILL_VECTOR_BYTES)));
 
 GEMMILL_INLINE Vector load_vector(const float* p) { return *reinterpret_cast<const Vector*>(p); }
 GEMMILL_INLINE void store_vector(float* p, Vector v) { *reinterpret_cast<Vector*>(p) = v; }
 GEMMILL_INLINE Vector scale_add(float scale, Vector x, Vector sum) { return sum + x * scale; }
 
-/* sum[row][vector] over `steps` steps; the panels are MR and NR elements wide. */
-template <int Rows, int Vectors, int MR>
+GEMMILL_INLINE Vector broadcast(float x) { return Vector{} + x; }
+GEMMILL_INLINE Vector load_row(const float* a) { return kSpread > 1 ? load_vector(a) : broadcast(*a); }
+
+/* Add one step: a column of A times a row of B. */
+template <int Rows, int Vectors>
 GEMMILL_INLINE void multiply_step(Vector (&sum)[Rows][Vectors], const float* a, const float* b) {
     Vector column[Vectors];
 #pragma GCC unroll 16
@@ -34,7 +44,7 @@ GEMMILL_INLINE void multiply_step(Vector (&sum)[Rows][Vectors], const float* a, 
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
-        for (int v = 0; v < Vectors; ++v) sum[r][v] += column[v] * a[r];
+        for (int v = 0; v < Vectors; ++v) sum[r][v] += column[v] * load_row(a + r * kSpread);
     }
 }
 

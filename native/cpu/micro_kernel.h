@@ -5,11 +5,25 @@
  */
 #pragma once
 
-#include "host/base.h"
+#include "cpu/base.h"
 
 namespace gemmill {
 
-/* What one register tile reads and writes. Panels step by MR * kPair and NR * kPair elements. */
+/* Width of a packed panel: whole register tiles, and at least `wide`, so that packing moves wide pieces. */
+constexpr int panel_width(int register_width, int wide) {
+    int width = register_width;
+    while (width % 8) width += register_width;
+    while (width < wide) width *= 2;
+    return width;
+}
+
+template <int MR>
+constexpr int kPanelRows = panel_width(MR, 24);
+
+template <int NR>
+constexpr int kPanelColumns = panel_width(NR, 16);
+
+/* What one register tile reads and writes; a and b point into their panels. */
 struct RegisterTile {
     const Element* a;
     const Element* b;
@@ -23,8 +37,10 @@ struct RegisterTile {
 template <int Rows, int MR, int NR>
 void run_rows(const RegisterTile& t) {
     constexpr int vectors = NR / kLanes;
-    /* With few rows the sums are too few to hide the latency of an FMA: sum alternate steps apart. */
-    constexpr int split = Rows * vectors >= 8 ? 1 : Rows * vectors >= 4 ? 2 : 4;
+    constexpr int a_step = kPanelRows<MR> * kPair * kSpread, b_step = kPanelColumns<NR> * kPair;
+    /* With few rows the sums are too few to hide the latency of an addition: sum alternate steps apart. */
+    constexpr int chains = Rows * vectors;
+    constexpr int split = chains >= kChains ? 1 : 2 * chains >= kChains ? 2 : 4 * chains >= kChains ? 4 : 8;
     const Element* a = t.a;
     const Element* b = t.b;
     const float* scales = t.scales;
@@ -34,24 +50,24 @@ void run_rows(const RegisterTile& t) {
         Vector sum[split][Rows][vectors] = {};
         int s = 0;
         for (; s + split <= steps; s += split) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int i = 0; i < split; ++i) {
-                multiply_step<Rows, vectors, MR>(sum[i], a, b);
-                a += MR * kPair;
-                b += NR * kPair;
+                multiply_step<Rows, vectors>(sum[i], a, b);
+                a += a_step;
+                b += b_step;
             }
         }
         for (; s < steps; ++s) {
-            multiply_step<Rows, vectors, MR>(sum[0], a, b);
-            a += MR * kPair;
-            b += NR * kPair;
+            multiply_step<Rows, vectors>(sum[0], a, b);
+            a += a_step;
+            b += b_step;
         }
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
             for (int v = 0; v < vectors; ++v) {
                 Vector total = sum[0][r][v];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int i = 1; i < split; ++i) total += sum[i][r][v];
                 float* c = t.c + r * NR + v * kLanes;
                 store_vector(c, scale_add(scales[r], total, first ? Vector{} : load_vector(c)));

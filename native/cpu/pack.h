@@ -10,16 +10,16 @@
 
 namespace gemmill {
 
-/* Bytes that the code scratch of one panel needs: rows below eight are written eight wide, decoding rounds up. */
+/* Bytes of code scratch that one panel needs: steps are moved sixteen at a time, decoding rounds up. */
 template <int Rows, int DecodeStep>
 constexpr size_t panel_scratch_bytes(int tile_k) {
-    return round_up(static_cast<size_t>(Rows * (tile_k + 16) + 64), static_cast<size_t>(DecodeStep));
+    return round_up(static_cast<size_t>(Rows * (tile_k + 16)), static_cast<size_t>(DecodeStep));
 }
 
 /* Move codes stored with k contiguous; `rows` and `depth` say how much of the panel exists. */
 template <int Rows, int Pair, uint8_t Zero>
 void gather_contiguous_k(uint8_t* out, const uint8_t* in, int64_t row_stride, int64_t rows, int depth) {
-    static_assert(Rows % 8 == 0 || Rows < 8, "transposed eight rows at a time");
+    static_assert(Rows % 8 == 0, "transposed eight rows at a time");
     constexpr int64_t step = Rows * Pair;
     for (int r = 0; r < Rows; r += 8) {
         const int64_t have = rows - r;
@@ -40,36 +40,47 @@ void gather_contiguous_k(uint8_t* out, const uint8_t* in, int64_t row_stride, in
     }
 }
 
-/* Move codes stored with rows contiguous. */
-template <int Rows, int Pair, uint8_t Zero>
-void gather_contiguous_rows(uint8_t* out, const uint8_t* in, int64_t k_stride, int64_t rows, int depth) {
+/* One step of a panel from lines that are Rows codes long. */
+template <int Rows, int Pair>
+GEMMILL_INLINE void gather_step(uint8_t* out, const uint8_t* even, const uint8_t* odd) {
     static_assert(Pair == 1 || Pair == 2, "one or two elements a step");
-    uint8_t edge[2][Rows];
-    memset(edge, Zero, sizeof edge);
-    for (int k = 0; k < depth; k += Pair) {
-        const uint8_t* even = in + k * k_stride;
-        const uint8_t* odd = even + k_stride;
-        if (rows < Rows) {
-            memcpy(edge[0], even, static_cast<size_t>(rows));
-            even = edge[0];
-        }
-        if (Pair == 1) {
-            memcpy(out + k * Rows, even, Rows);
-            continue;
-        }
-        if (k + 1 == depth) {
-            memset(edge[1], Zero, Rows);
-            odd = edge[1];
-        } else if (rows < Rows) {
-            memcpy(edge[1], odd, static_cast<size_t>(rows));
-            odd = edge[1];
-        }
-        interleave<Rows>(out + k * Rows, even, odd);
+    if (Pair == 1) {
+        memcpy(out, even, Rows);
+    } else {
+        interleave<Rows>(out, even, odd);
     }
 }
 
-/* Pack one panel. `in` points at its first code; `rows` of it and `depth` steps of k exist. */
-template <typename Format, Order O, int Rows, int Pair, typename Element>
+/* Move codes stored with rows contiguous. */
+template <int Rows, int Pair, uint8_t Zero>
+void gather_contiguous_rows(uint8_t* out, const uint8_t* in, int64_t k_stride, int64_t rows, int depth) {
+    int k = 0;
+    if (rows >= Rows) {
+        for (; k + Pair <= depth; k += Pair) {
+            gather_step<Rows, Pair>(out + k * Rows, in + k * k_stride, in + (k + 1) * k_stride);
+        }
+    }
+    /* At an edge: read what exists, pad with the code of zero. */
+    const size_t count = static_cast<size_t>(min_of<int64_t>(rows, Rows));
+    for (; k < depth; k += Pair) {
+        uint8_t edge[2][Rows];
+        memset(edge, Zero, sizeof edge);
+        memcpy(edge[0], in + k * k_stride, count);
+        if (k + 1 < depth) memcpy(edge[1], in + (k + 1) * k_stride, count);
+        gather_step<Rows, Pair>(out + k * Rows, edge[0], edge[1]);
+    }
+}
+
+/* Lay each of `count` elements out Spread times. */
+template <int Spread>
+void spread_elements(Element* __restrict out, const Element* __restrict in, int count) {
+    for (int i = 0; i < count; ++i) {
+        for (int j = 0; j < Spread; ++j) out[i * Spread + j] = in[i];
+    }
+}
+
+/* Pack one panel. `in` points at its first code; `rows` of it and `depth` elements of k exist. */
+template <typename Format, Order O, int Rows, int Pair, int Spread>
 void pack_panel(Element* out, uint8_t* scratch, const uint8_t* in, int64_t stride, int64_t rows, int depth) {
     if (O == Order::kContiguousK) {
         gather_contiguous_k<Rows, Pair, Format::kZeroCode>(scratch, in, stride, rows, depth);
@@ -77,7 +88,16 @@ void pack_panel(Element* out, uint8_t* scratch, const uint8_t* in, int64_t strid
         gather_contiguous_rows<Rows, Pair, Format::kZeroCode>(scratch, in, stride, rows, depth);
     }
     const int codes = (depth + Pair - 1) / Pair * Pair * Rows;
-    Decoder<Format>::run(out, scratch, codes);
+    if constexpr (Spread == 1) {
+        Decoder<Format>::run(out, scratch, codes);
+    } else {
+        constexpr int chunk = 16 * kDecodeStep;
+        Element decoded[chunk];
+        for (int i = 0; i < codes; i += chunk) {
+            Decoder<Format>::run(decoded, scratch + i, min_of(chunk, codes - i));
+            spread_elements<Spread>(out + i * Spread, decoded, min_of(chunk, codes - i));
+        }
+    }
 }
 
 }  // namespace gemmill

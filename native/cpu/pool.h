@@ -14,7 +14,7 @@
 #include <signal.h>
 #include <stdlib.h>
 
-#include "host/error.h"
+#include "cpu/error.h"
 #include "cpu/float_env.h"
 
 namespace gemmill {

@@ -2,10 +2,16 @@
 #pragma once
 
 #include "cpu/fp8.h"
+#include "cpu/problem.h"
 
 namespace gemmill {
 
 struct Float32 {};
+
+template <typename Format>
+constexpr size_t kScaleBytes = 1;
+template <>
+inline constexpr size_t kScaleBytes<Float32> = 4;
 
 template <typename Format>
 GEMMILL_INLINE float scale_at(const void* aq, int64_t index) {
@@ -23,6 +29,24 @@ GEMMILL_INLINE float scale_at<Float32>(const void* aq, int64_t index) {
 struct ScaleView {
     const void* aq;
     int64_t origin, row_stride, group_stride;
+};
+
+/* How AQ is stored. shape(): lines and their length; prepare(): what the host entry hands on for the caller's AQ. */
+template <bool ColumnMajor>
+struct PlainScales {
+    static ScaleView view(const Problem& p, int64_t m0, int64_t g0) {
+        if (ColumnMajor) return {p.aq, g0 * p.ldaq + m0, 1, p.ldaq};
+        return {p.aq, m0 * p.ldaq + g0, p.ldaq, 1};
+    }
+
+    static Shape packed_shape(int64_t m, int64_t groups) { return ColumnMajor ? Shape{groups, m} : Shape{m, groups}; }
+    static Shape shape(int64_t m, int64_t groups) { return packed_shape(m, groups); }
+
+    /* Nothing to do, nothing to free. */
+    static bool prepare(Problem&, size_t, void** owned) {
+        *owned = nullptr;
+        return true;
+    }
 };
 
 /* out[g * out_stride + r] for `groups` groups and `rows` rows. */

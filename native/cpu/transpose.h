@@ -1,7 +1,7 @@
 /* Turn 8 rows of 16 codes into panel order: 16 / Pair steps, each holding Pair consecutive codes of all 8 rows. */
 #pragma once
 
-#include "host/base.h"
+#include "cpu/base.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -11,10 +11,10 @@ namespace gemmill {
 
 #if defined(__SSE2__)
 
-/* The upper and lower halves of a register, 8 bytes each, go to two places. */
+/* The halves of a register, 8 bytes each, go to two places. */
 GEMMILL_INLINE void store_halves(uint8_t* low, uint8_t* high, __m128i v) {
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(low), v);
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(high), _mm_unpackhi_epi64(v, v));
+    _mm_storel_pd(reinterpret_cast<double*>(low), _mm_castsi128_pd(v));
+    _mm_storeh_pd(reinterpret_cast<double*>(high), _mm_castsi128_pd(v));
 }
 
 GEMMILL_INLINE void store_whole(uint8_t* to, __m128i v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), v); }

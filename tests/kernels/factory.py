@@ -15,6 +15,12 @@ from kernels.build import Build, Outcome
 from kernels.config import KernelConfig
 from kernels.paths import CHECKOUT, Paths
 
+# For Python processes of our own: they import kernels from this checkout, whatever else is on the path.
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(CHECKOUT.root), os.environ.get("PYTHONPATH")])),
+}
+
 TEMPLATE = """\
 // {{ name }}
 #include "abi.h"
@@ -114,13 +120,8 @@ exit $status
     return compiler
 
 
-def make_copier(folder: Path, paths: Paths) -> Compiler:
+def make_copier(folder: Path, prebuilt: Path) -> Compiler:
     """Write a compiler that takes no time: it hands out a library that was compiled before."""
-    prebuilt = folder / "prebuilt.so"
-    elsewhere = Build(Paths.of(paths.root, cache=folder / "prebuilt", build=folder / "build"))
-    outcome = elsewhere.compile(config())
-    assert outcome.ok, outcome.message
-    shutil.copy(elsewhere.store.cache.read(outcome.key).library, prebuilt)
     return make_compiler(folder, before=f"exec cp '{prebuilt}' \"$out\"")
 
 
@@ -167,10 +168,9 @@ def start_builder(
     given = {"root": str(paths.root), "cache": str(paths.cache), "count": count}
     given["toolchain"] = str(compiler.path) if compiler else "g++"
     text = _DRIVER.format(tests=str(Path(__file__).parent), prelude=prelude)
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT.root)}
     return subprocess.Popen(
         [sys.executable, "-c", text, json.dumps(given)],
-        env=environment,
+        env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -7,10 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from gemmill.errors import GemmillError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.elf import ElfError, read_elf
+from kernels.elf import ElfError, check_library, read_elf
+from kernels.paths import CHECKOUT
 
 SOURCE = """
 extern "C" {
@@ -59,3 +61,9 @@ def test_damage_is_an_elf_error_or_harmless(library: Path, data: st.DataObject) 
     damaged.write_bytes(content[: data.draw(st.integers(0, len(content)))] if data.draw(st.booleans()) else content)
     with contextlib.suppress(ElfError):
         read_elf(damaged)
+
+
+def test_check_library_names_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "kernel.so").write_bytes(b"#!/bin/sh\n")
+    with pytest.raises(GemmillError, match="not a 64-bit little-endian ELF"):
+        check_library(tmp_path / "kernel.so", CHECKOUT.native)

@@ -11,11 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from factory import ENVIRONMENT
 
 from kernels.locks import hold, try_lock
-from kernels.paths import CHECKOUT
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(CHECKOUT.root)}
 
 
 def test_file_stays_with_its_inode(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from factory import ENVIRONMENT
 
 from kernels import process
-from kernels.paths import CHECKOUT
 from kernels.process import Children, Stopped
 
 
@@ -127,8 +127,7 @@ def test_stop_in_a_signal_handler_while_running(tmp_path: Path) -> None:
         "print('ready', flush=True)\n"
         "try: process.run(['sleep', '60'])\nexcept process.Stopped: print('stopped')\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT.root)}
-    with subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE, text=True) as ours:
+    with subprocess.Popen([sys.executable, "-c", text], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as ours:
         assert ours.stdout is not None and ours.stdout.readline() == "ready\n"
         time.sleep(0.2)
         ours.send_signal(signal.SIGTERM)
@@ -138,8 +137,7 @@ def test_stop_in_a_signal_handler_while_running(tmp_path: Path) -> None:
 @pytest.mark.skipif(not process._die_with_parent(), reason="needs setpriv of util-linux")
 def test_child_dies_with_a_killed_parent(tmp_path: Path) -> None:
     text = f"from kernels import process; process.run(['sh', '-c', 'echo $$ > {tmp_path}/pid; exec sleep 60'])"
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT.root)}
-    with subprocess.Popen([sys.executable, "-c", text], env=environment) as ours:
+    with subprocess.Popen([sys.executable, "-c", text], env=ENVIRONMENT) as ours:
         wait_for(lambda: (tmp_path / "pid").exists() and bool((tmp_path / "pid").read_text()))
         ours.kill()
     wait_for(lambda: not alive(int((tmp_path / "pid").read_text())))
@@ -152,9 +150,8 @@ def test_runs_without_setpriv(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ctrl_c_in_the_main_thread_leaves_no_child(tmp_path: Path) -> None:
     text = f"from kernels import process; process.run(['sh', '-c', 'echo $$ > {tmp_path}/pid; sleep 60'])"
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT.root)}
     argv = [sys.executable, "-c", text]
-    with subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL) as ours:
+    with subprocess.Popen(argv, env=ENVIRONMENT, stderr=subprocess.DEVNULL) as ours:
         wait_for(lambda: (tmp_path / "pid").exists() and bool((tmp_path / "pid").read_text()))
         ours.send_signal(signal.SIGINT)
         assert ours.wait(10) != 0

@@ -7,8 +7,9 @@ import pytest
 from doit.exceptions import TaskError
 
 from kernels.arguments import parse
-from kernels.graph import STAGES, Graph, KernelFailed
+from kernels.graph import Graph, KernelFailed
 from kernels.reporter import Reporter
+from kernels.selection import STAGES
 
 
 class Terminal(io.StringIO):
@@ -144,7 +145,7 @@ def test_a_stopped_run_says_what_is_left(run):
 
 
 def test_selftests_left_out_are_said(run):
-    run.graph.skipped["generic"] = "generic needs luck"
+    run.graph.selection.skipped["generic"] = "generic needs luck"
     for config in (run.first, run.second):
         run.skip(*STAGES, config=config)
     assert run.end() == ["selftest left out: generic needs luck", "2 kernels up to date (generic)"]

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import stat
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,22 @@ def test_lock_after_the_cache_was_removed(store: Store) -> None:
         shutil.rmtree(store.root)
         with store.lock("k"):  # another file, another lock
             pass
+
+
+def test_cache_removed_while_waiting_for_a_lock(store: Store) -> None:
+    entered = threading.Event()
+
+    def wait() -> None:
+        with store.lock("k"):
+            entered.set()
+
+    with store.lock("k"):
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        time.sleep(0.05)
+        shutil.rmtree(store.root)
+        assert entered.wait(10)
+    waiter.join()
 
 
 def test_quarantine_is_told_once(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from factory import ENVIRONMENT
 from gemmill.cache import LIBRARY, object_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_store import manifest, put
 
 from kernels import sweep
-from kernels.paths import CHECKOUT
 from kernels.store import Store
 from kernels.sweep import gc, verify
 
@@ -123,7 +123,7 @@ def test_gc_sweeps_what_the_dead_left_and_not_what_the_living_use(store: Store) 
         "with Store(sys.argv[1]).staging() as stage:\n    (stage / 'x').write_text('x'); os.kill(os.getpid(), 9)\n"
     )
     argv = [sys.executable, "-c", text, str(store.root)]
-    subprocess.run(argv, env={**os.environ, "PYTHONPATH": str(CHECKOUT.root)}, check=False)
+    subprocess.run(argv, env=ENVIRONMENT, check=False)
     (dead,) = store.root.glob("tmp/*")
     with store.staging() as alive:
         assert gc(store).leftovers == 1

@@ -164,13 +164,14 @@ def test_clang_is_taken_where_there_is_no_gcc(tmp_path: Path, monkeypatch: pytes
     assert find_toolchain().kind == "clang"
 
 
-def fake_zig(folder: Path) -> Path:
+def fake_zig(folder: Path, glibc: int = 36) -> Path:
     """Write something that answers as zig does."""
     return script(
         folder / "zig",
-        f"""case "$1" in
+        f"""case "$*" in
 version) echo 0.99.1 ;;
-c++) printf 'clang version 21.0\\nInstalledDir: {folder}\\n' ;;
+"c++ "*--version) printf 'clang version 21.0\\nInstalledDir: {folder}\\n' ;;
+"c++ "*-dD*) printf '#define __GLIBC_MINOR__ {glibc}\\n' ;;
 *) exit 1 ;;
 esac""",
     )
@@ -185,8 +186,20 @@ def test_zig_by_name_path_and_wrapper(tmp_path: Path, monkeypatch: pytest.Monkey
     assert by_path.identity["version"] == "zig 0.99.1"
     assert find_toolchain(f"'{zig}' c++").command == (str(zig), "c++")
     assert find_toolchain(f"'{zig}' c++ -O1").identity["options"] == ["-O1"]
+    newer = find_toolchain(str(fake_zig(tmp_path / "zig on another system", 41))).identity
+    assert (by_path.identity["library"], newer["library"]) == ({"__GLIBC_MINOR__": "36"}, {"__GLIBC_MINOR__": "41"})
     hide(monkeypatch, tmp_path, zig)
     assert find_toolchain().command[1:] == ("c++",)
+
+
+def test_zig_and_clang_in_one_directory(tmp_path: Path) -> None:
+    zig = fake_zig(tmp_path / "bin")
+    clang = script(zig.parent / "clang++", CLANG.format(folder=zig.parent))
+    (zig.parent / "clang-18").write_text("the compiler itself")
+    (zig.parent / "version.h").write_text("")
+    assert [find_toolchain(str(path)).kind for path in (zig, clang)] == ["zig", "clang"]
+    wrapped = CLANG.format(folder=zig.parent).replace("/clang-18", "/zig")
+    assert find_toolchain(str(script(tmp_path / "c++", wrapped))).kind == "zig"
 
 
 def test_zig_of_the_python_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,7 +211,21 @@ int gemmill_gemm_aquant(const void* a, const void* aq, const void* b, void* c, i
 #ifdef FAULT_RUN_FAILS
     return fail(GEMMILL_DEVICE_ERROR, "device", M);
 #endif
-    if (stream) return fail(-1, "stream", 1);
+#ifndef FAULT_UNCHECKED_DEVICE
+    if (!a) return fail(-1, "A", 0);
+    if (!aq) return fail(-1, "AQ", 0);
+    if (!b) return fail(-1, "B", 0);
+    if (!c) return fail(-1, "C", 0);
+    if (M < 0) return fail(-1, "M", M);
+    if (N < 0) return fail(-1, "N", N);
+    if (K < 0) return fail(-1, "K", K);
+    const int64_t groups = (K + 127) / 128;
+    if (lda < (A_COL ? M : K)) return fail(-1, "lda", lda);
+    if (ldaq < (PER_TILE ? M * PER_TILE : AQ_COL ? M : groups)) return fail(-1, "ldaq", ldaq);
+    if (ldb < (B_COL ? K : N)) return fail(-1, "ldb", ldb);
+    if (ldc < N) return fail(-1, "ldc", ldc);
+    if (stream) return fail(-2, "stream", 1);
+#endif
     multiply(a, aq, b, c, M, N, K, lda, ldaq, ldb, ldc, PER_TILE > 0);
     return 0;
 }
@@ -236,6 +250,10 @@ int dispatcher_run_aquant_gemm(const void* a, const void* aq, const void* b, voi
     if (k_batch != 1) return fail(-2, "k_batch", k_batch);
 #else
     if (!a || !aq || !b || !c || M < 0 || N < 0 || K < 0) return fail(-1, "argument", 0);
+#endif
+#ifdef FAULT_ALWAYS_UNSUPPORTED
+    std::snprintf(last_error, sizeof last_error, "not today");
+    return GEMMILL_UNSUPPORTED;
 #endif
     if (time_ms) *time_ms = 0.5f;
     multiply(a, aq, b, c, M, N, K, stride_A, stride_AQ, stride_B, stride_C, false);

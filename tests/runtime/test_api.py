@@ -10,7 +10,8 @@ import gemmill
 import ml_dtypes
 import numpy as np
 import pytest
-from gemmill import api
+from gemmill import api, plan
+from gemmill.cache import Cache
 from gemmill.errors import ArgumentError, DeviceError, KernelNotFound, Refused
 from gemmill.layout import LAYOUTS
 from gemmill.operands import Int4Matrix, preshuffle_scale
@@ -60,6 +61,7 @@ def test_dimensions_of_one_have_any_layout(found_cache, shape):
     p = problem("fp8", *shape)
     for layout, place in LAYOUTS.items():
         api._plans.clear()
+        plan.forget()
         for path in found_cache.root.glob("index/*/*"):
             path.unlink()
         add_fake(found_cache.root, fake_config("fp8", layout))
@@ -133,6 +135,7 @@ def test_out_with_a_leading_dimension(found_cache):
         (lambda: np.empty((4, 3), np.float16)[::-1], "out is not row-major"),
         (lambda: np.broadcast_to(np.float16(0), (4, 3)), "out is not row-major"),
         (lambda: np.frombuffer(b"0" * 24, np.float16).reshape(4, 3), "out is read-only"),
+        (lambda: Int4Matrix(bytes(6), (4, 3)), "out is a Int4Matrix: needed a numpy.ndarray"),
         (lambda: [[0] * 3] * 4, "an operand is a builtins.list: needed a numpy.ndarray"),
     ],
 )
@@ -297,6 +300,9 @@ def test_a_kernel_may_be_named(found_cache):
     out = np.empty((4, 3), np.float16)
     assert kernel(p.a, p.b, p.aq, out) is out
     check(gemmill.gemm_aquant(p.a, p.b, p.aq, kernel=kernel, arch="generic"), p)
+    for nonsense in (7, [DECODE.name], DECODE):
+        with pytest.raises(ArgumentError, match=r"kernel is a .*: needed a gemmill.Kernel, a name or a key"):
+            gemmill.gemm_aquant(p.a, p.b, p.aq, kernel=nonsense)
     with pytest.raises(ArgumentError, match="arch 'x86-64-v3' with a kernel of arch 'generic'"):
         gemmill.gemm_aquant(p.a, p.b, p.aq, kernel=kernel, arch="x86-64-v3")
 
@@ -317,8 +323,9 @@ def test_a_named_kernel_must_suit_the_operands(found_cache):
     add_fake(found_cache.root)
     with pytest.raises(ArgumentError, match=r"shuffled for tile_k 256, .* takes it unshuffled"):
         gemmill.gemm_aquant(p.a, p.b, preshuffle_scale(p.aq, 256), kernel=DECODE.name)
+    add_fake(found_cache.root, fake_config("bf8"), outcome="failed")
+    plan.forget()
     with pytest.raises(Refused):
-        add_fake(found_cache.root, fake_config("bf8"), outcome="failed")
         gemmill.gemm_aquant(p.a, p.b, p.aq, kernel=fake_config("bf8").name)
 
 
@@ -329,6 +336,17 @@ def test_the_path_is_read_again_when_it_changes(found_cache, tmp_path, monkeypat
     monkeypatch.setenv(VARIABLE, str(tmp_path / "empty"))
     with pytest.raises(KernelNotFound):
         gemmill.gemm_aquant(p.a, p.b, p.aq)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_new_shape_costs_no_search(found_cache, monkeypatch, named):
+    add_fake(found_cache.root)
+    options = {"kernel": DECODE.name} if named else {}
+    p = problem("fp8", 4, 3, 130)
+    check(gemmill.gemm_aquant(p.a, p.b, p.aq, **options), p)
+    monkeypatch.setattr(Cache, "read", lambda self, key: pytest.fail("the cache was read"))
+    p = problem("fp8", 5, 3, 130)
+    check(gemmill.gemm_aquant(p.a, p.b, p.aq, **options), p)
 
 
 def test_a_miss_is_not_remembered(found_cache):

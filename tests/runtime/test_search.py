@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from gemmill import search
 from gemmill.cache import Cache
-from gemmill.search import Place, search_path, user_cache
+from gemmill.search import Place, SearchPath, user_cache
 
 _real_installed = search._installed
 
 
 def roots(**options):
-    return [place.root for place in search_path(**options)]
+    return [place.root for place in SearchPath(**options)]
 
 
 def test_order_is_variable_then_wheels_then_user(monkeypatch, tmp_path):
@@ -62,7 +62,7 @@ def test_no_home_is_a_place_with_a_problem(monkeypatch):
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", no_home)
-    assert list(search_path()) == [Place(None, "user cache", "Could not determine home directory.")]
+    assert list(SearchPath()) == [Place(None, "user cache", "Could not determine home directory.")]
 
 
 def test_installed_wheels(monkeypatch, tmp_path):
@@ -99,4 +99,4 @@ def test_wheels_are_not_listed_while_an_earlier_place_is_enough(monkeypatch, tmp
 
     monkeypatch.setattr(search, "_installed", never)
     monkeypatch.setenv(search.VARIABLE, str(tmp_path))
-    assert next(search_path()).root == tmp_path
+    assert next(iter(SearchPath())).root == tmp_path

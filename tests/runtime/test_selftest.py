@@ -16,8 +16,9 @@ from gemmill import selftest
 from gemmill.cache import LIBRARY, SELFTEST, Cache
 from gemmill.errors import CorruptObject, Refused
 from gemmill.fence import Arena
+from gemmill.harness import CheckFailed
 from gemmill.loader import load
-from gemmill.selfcheck import Checker, CheckFailed, check_object
+from gemmill.selfcheck import Checker, check_object
 from gemmill.selftest import run_selftest
 from generators import DAMAGES, FAULTS, configs, object_directory
 from support import add_fake, add_object, fake_config, fake_library

@@ -86,6 +86,9 @@ int gemmill_sim_live() {
     return (int)state.allocations.size() + state.modules + state.events;
 }
 
+// Let kernels touch memory that this library did not allocate.
+void gemmill_sim_add_memory(void* pointer, size_t bytes) { sim::add_memory(pointer, bytes); }
+
 void gemmill_sim_reset_calls() {
     const std::lock_guard<std::mutex> lock(state.mutex);
     state.calls.clear();

@@ -1,0 +1,56 @@
+/* Argument checks of both entries. Each failure names the argument, its value and what was expected. */
+#pragma once
+
+#include "cpu/error.h"
+#include "cpu/problem.h"
+
+namespace gemmill {
+
+inline int expect_at_least(const char* name, int64_t value, int64_t least) {
+    if (value >= least) return GEMMILL_OK;
+    return (Message() << name << " = " << value << ": expected at least " << least).bad_argument();
+}
+
+inline int expect_equal(const char* name, int64_t value, int64_t expected, const char* why) {
+    if (value == expected) return GEMMILL_OK;
+    return (Message() << name << " = " << value << ": expected " << expected << ", " << why).bad_argument();
+}
+
+inline int expect_pointer(const char* name, const void* pointer, bool needed) {
+    if (pointer || !needed) return GEMMILL_OK;
+    return (Message() << name << " = NULL: expected the address of a matrix that is not empty").bad_argument();
+}
+
+/* Lines of `length` elements, `stride` apart: every byte offset must fit in 64 bits. */
+inline int expect_addressable(const char* name, int64_t lines, int64_t stride, int64_t length) {
+    constexpr int64_t most = INT64_MAX / 8; /* elements have 4 bytes at most; the rest is room for tile sizes */
+    int64_t end = 0;
+    const bool overflow = __builtin_mul_overflow(lines, stride, &end) || __builtin_add_overflow(end, length, &end);
+    if (!overflow && end <= most) return GEMMILL_OK;
+    return (Message() << name << ": " << lines << " lines with a stride of " << stride
+                      << " elements: expected at most " << most << " elements in all")
+        .bad_argument();
+}
+
+/* M, N and K, alone and as sizes of packed matrices. */
+inline int check_sizes(int64_t m, int64_t n, int64_t k) {
+    int code = expect_at_least("M", m, 0);
+    if (!code) code = expect_at_least("N", n, 0);
+    if (!code) code = expect_at_least("K", k, 0);
+    if (!code) code = expect_addressable("A (M x K)", m, k, 0);
+    if (!code) code = expect_addressable("B (K x N)", k, n, 0);
+    if (!code) code = expect_addressable("C (M x N)", m, n, 0);
+    return code;
+}
+
+inline int check_pointers(const void* a, const void* aq, const void* b, const void* c, int64_t m, int64_t n,
+                          int64_t k) {
+    const bool some = m > 0 && n > 0;
+    int code = expect_pointer("A", a, some && k > 0);
+    if (!code) code = expect_pointer("AQ", aq, some && k > 0);
+    if (!code) code = expect_pointer("B", b, some && k > 0);
+    if (!code) code = expect_pointer("C", c, some);
+    return code;
+}
+
+}  // namespace gemmill

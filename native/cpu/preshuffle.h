@@ -1,0 +1,47 @@
+/* Preshuffled AQ: [M, QK] viewed as (M, T, b) and stored as (T, M, b), so that a tile of k finds its b groups of every
+ * row side by side. Groups beyond QK are zeros.
+ */
+#pragma once
+
+#include <stdlib.h>
+
+#include "cpu/scales.h"
+
+namespace gemmill {
+
+/* Row-major (M, QK) to (T, M, b). */
+inline void preshuffle(char* out, const char* in, int64_t m, int64_t groups, int64_t b, size_t element_bytes) {
+    const size_t whole = static_cast<size_t>(b) * element_bytes;
+    for (int64_t t = 0; t * b < groups; ++t) {
+        const size_t have = static_cast<size_t>(min_of(b, groups - t * b)) * element_bytes;
+        for (int64_t row = 0; row < m; ++row) {
+            memcpy(out, in + static_cast<size_t>(row * groups + t * b) * element_bytes, have);
+            memset(out + have, 0, whole - have); /* all bits zero is +0 in every type of AQ */
+            out += whole;
+        }
+    }
+}
+
+/* b: groups in a tile of k. The leading dimension is the distance between two tiles. */
+template <int B>
+struct PreshuffledScales {
+    static ScaleView view(const Problem& p, int64_t m0, int64_t g0) { return {p.aq, g0 / B * p.ldaq + m0 * B, B, 1}; }
+
+    /* The host entry takes row-major AQ, the other one shuffled AQ. */
+    static Shape packed_shape(int64_t m, int64_t groups) { return {m, groups}; }
+    static Shape shape(int64_t m, int64_t groups) { return {ceil_div(groups, B), m * B}; }
+
+    /* Shuffle row-major AQ into memory of its own; false when there is none. */
+    static bool prepare(Problem& p, size_t element_bytes, void** owned) {
+        const int64_t groups = ceil_div(p.k, kGroupK);
+        const size_t bytes = static_cast<size_t>(ceil_div(groups, B) * p.m * B) * element_bytes;
+        *owned = malloc(bytes ? bytes : 1);
+        if (*owned == nullptr) return false;
+        preshuffle(static_cast<char*>(*owned), static_cast<const char*>(p.aq), p.m, groups, B, element_bytes);
+        p.aq = *owned;
+        p.ldaq = p.m * B;
+        return true;
+    }
+};
+
+}  // namespace gemmill

@@ -1,0 +1,210 @@
+"""One kernel under test: operands in its types, and calls through its entries in fenced memory.
+
+`host` is the host-pointer entry, `device` the device-pointer entry with packed operands, `gaps` the same with leading
+dimensions beyond the packed ones; the gaps hold NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gemmill.arch import find_arch
+from gemmill.dtypes import decode_table, kind_dtype, output_dtype
+from gemmill.fence import Arena
+from gemmill.layout import GROUP_K, Strides, find_layout, groups, packed_strides
+from gemmill.loader import Kernel
+from gemmill.operands import Array, pack_codes, shuffled
+from gemmill.variant import INT4, find_variant
+
+_SEED = 20
+_MAX_INT = 8  # e5m2, the coarsest type, holds the integers up to 8
+
+
+class CheckFailed(Exception):
+    """A check's finding; its text becomes the record's reason."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Operands by value and by code.
+
+    Attributes
+    ----------
+    a, b, aq : numpy.ndarray
+        Values, float32: [M, K], [K, N], [M, QK].
+    a_codes, b_codes, aq_codes : numpy.ndarray
+        What is stored: fp8 codes (uint8), int4 codes 0..15 (uint8), or float32.
+    """
+
+    a: Array
+    b: Array
+    aq: Array
+    a_codes: Array
+    b_codes: Array
+    aq_codes: Array
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.a.shape[0], self.b.shape[1], self.a.shape[1]
+
+
+class Harness:
+    """A kernel, the values its types hold, and memory to call it in.
+
+    Attributes
+    ----------
+    is_cpu : bool
+        Whether its device-pointer entry takes host memory.
+    kinds : dict
+        Operand kind (gemmill.variant) of ``a``, ``b`` and ``aq``.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.library = kernel.library
+        row = find_arch(kernel.arch)
+        variant = find_variant(kernel.config["variant"])
+        self.is_cpu = row.backend == "cpu"
+        self.encoding = row.encoding
+        self.layout = find_layout(kernel.config["layout"])
+        self.out = str(kernel.config["out"])
+        self.kinds = {"a": variant.a, "b": variant.b, "aq": variant.aq}
+        self.tile = tuple(int(x) for x in kernel.config["tile"])
+        self.rng = np.random.default_rng(_SEED)
+        self.arenas = {name: Arena() for name in ("A", "AQ", "B", "C")}
+
+    def table(self, operand: str) -> Array:
+        """Return the values of an operand's codes."""
+        kind = self.kinds[operand]
+        if kind == INT4:
+            return np.arange(-8, 8, dtype=np.float32)
+        return decode_table(kind_dtype(kind, self.encoding).name)
+
+    def encode(self, operand: str, values: Array) -> Array:
+        """Return the codes of float32 values, rounded to nearest where the type lacks them."""
+        kind = self.kinds[operand]
+        if kind == INT4:
+            return (np.clip(np.rint(values), -8, 7) + 8).astype(np.uint8)
+        if kind == "f32":
+            return values.astype(np.float32)
+        with np.errstate(all="ignore"):
+            return values.astype(kind_dtype(kind, self.encoding)).view(np.uint8)
+
+    def problem(self, a: Array, b: Array, aq: Array) -> Problem:
+        """Return a problem with the nearest values that the kernel's types hold."""
+        codes = [self.encode(name, x) for name, x in (("a", a), ("b", b), ("aq", aq))]
+        return self.coded(*codes)
+
+    def coded(self, a: Array, b: Array, aq: Array) -> Problem:
+        """Return the problem with these codes."""
+        values = [
+            codes if codes.dtype == np.float32 else self.table(name)[codes]
+            for name, codes in (("a", a), ("b", b), ("aq", aq))
+        ]
+        return Problem(values[0], values[1], values[2], a, b, aq)
+
+    def integers(self, *shape: int) -> Array:
+        return self.rng.integers(-_MAX_INT, _MAX_INT + 1, shape).astype(np.float32)
+
+    def powers(self, m: int, k: int) -> Array:
+        """Return scales 2^e, distinct for each (row, group) until the exponents are used up, never within a row."""
+        qk = groups(k)
+        low, high = self._exponents()
+        cycle = max(1, (high - low + 1) // max(qk, 1))
+        rows = np.arange(m)[:, None] % cycle
+        # Groups in an order that is not the ascending one.
+        offset = (np.arange(qk)[None, :] * 2 + 1) % qk if qk % 2 else np.arange(qk)[None, ::-1]
+        return np.exp2((high - rows * qk - offset).astype(np.float32))
+
+    def _exponents(self) -> tuple[int, int]:
+        low, high = (-24, 3) if self.out == "f16" else (-60, 60)
+        if self.kinds["aq"] != "f32":
+            table = self.table("aq")
+            exponents = np.log2(table[(table > 0) & np.isfinite(table)])
+            low, high = max(low, int(np.ceil(exponents.min()))), min(high, int(exponents.max()))
+        return low, high
+
+    def entries(self) -> Sequence[str]:
+        """Name the ways to call: the device-pointer entry takes host memory on the cpu backend only."""
+        return ("host", "device", "gaps") if self.is_cpu else ("host",)
+
+    def run(self, problem: Problem, entry: str = "host", shift: int = 0) -> Array:
+        """Multiply through one entry and return C [M, N], after checking everything around it.
+
+        Raises
+        ------
+        CheckFailed
+            If the call fails, or changes anything but C.
+        """
+        m, n, k = problem.shape
+        packed = packed_strides(self.layout, m, n, k)
+        ld = Strides(packed.a + 3, packed.aq + 1, packed.b + 5, packed.c + 7) if entry == "gaps" else packed
+        aq, aq_col, ldaq = problem.aq_codes, self.layout.aq_col, ld.aq
+        if self.kernel.preshuffle and entry != "host":
+            per_tile = self.tile[2] // GROUP_K
+            tiles = shuffled(aq, per_tile)
+            aq, aq_col, ldaq = (
+                tiles.reshape(tiles.shape[0], m * per_tile),
+                False,
+                m * per_tile + (5 if entry == "gaps" else 0),
+            )
+        stored = {
+            "A": self._store("a", problem.a_codes, self.layout.a_col, ld.a),
+            "AQ": self._store("aq", aq, aq_col, ldaq),
+            "B": self._store("b", problem.b_codes, self.layout.b_col, ld.b),
+        }
+        c_type = output_dtype(self.out)
+        stored["C"] = np.full((((m - 1) * ld.c + n) if m and n else 0) * c_type.itemsize, 0xFF, np.uint8)
+        placed = {name: self.arenas[name].place(data, shift) for name, data in stored.items()}
+        pointers = [self.arenas[name].address() for name in ("A", "AQ", "B", "C")]
+        if entry == "host":
+            code = self.library.run_host(*pointers, m, n, k, ld.a, ld.aq, ld.b, ld.c, groups(k), 1, None)
+        else:
+            workspace, size = self._workspace(m, n, k)
+            code = self.library.run(*pointers, m, n, k, ld.a, ldaq, ld.b, ld.c, workspace, size, None)
+        if code:
+            raise CheckFailed(f"returned {code} for valid arguments: {self.library.last_error or 'no text'}")
+        for name in ("A", "AQ", "B", "C"):
+            if not self.arenas[name].intact():
+                raise CheckFailed(f"wrote outside {name}")
+            if name != "C" and not np.array_equal(placed[name], stored[name]):
+                raise CheckFailed(f"changed {name}, an input")
+        return self._read_c(placed["C"], m, n, ld.c)
+
+    def _store(self, operand: str, codes: Array, col: bool, leading: int) -> Array:
+        """Return the bytes of an operand in storage order, gaps filled with NaN (code 15 for int4)."""
+        matrix = codes.T if col else codes
+        outer, inner = matrix.shape
+        if not outer or not inner:
+            return np.empty(0, np.uint8)
+        kind = self.kinds[operand]
+        filler: Any = np.nan if kind == "f32" else 15 if kind == INT4 else _nan_code(self.table(operand))
+        flat = np.full(outer * leading, filler, codes.dtype)
+        flat.reshape(outer, leading)[:, :inner] = matrix
+        flat = flat[: (outer - 1) * leading + inner]
+        return pack_codes(flat) if kind == INT4 else flat.view(np.uint8)
+
+    def _read_c(self, placed: Array, m: int, n: int, ldc: int) -> Array:
+        c_type = output_dtype(self.out)
+        if not m or not n:
+            return np.empty((m, n), c_type)
+        whole = np.full(m * ldc * c_type.itemsize, 0xFF, np.uint8)
+        whole[: placed.size] = placed
+        rows = whole.reshape(m, ldc * c_type.itemsize)
+        if not (rows[:, n * c_type.itemsize :] == 0xFF).all():
+            raise CheckFailed("wrote between the rows of C")
+        return np.ascontiguousarray(rows[:, : n * c_type.itemsize]).view(c_type)
+
+    def _workspace(self, m: int, n: int, k: int) -> tuple[int | None, int]:
+        size = self.library.workspace_bytes(m, n, k)
+        if not size:
+            return None, 0
+        self._scratch = np.empty(size + 256, np.uint8)
+        return -(-self._scratch.ctypes.data // 256) * 256, size
+
+
+def _nan_code(table: Array) -> int:
+    return int(np.flatnonzero(np.isnan(table))[0])
