@@ -168,7 +168,8 @@ def _only_row_major(layout: str) -> str:
 
 def _missing_shuffle(pipeline: str, headers: Headers) -> str | None:
     """Return a function that the pipeline transposes a tile with and that no header defines."""
-    for name in sorted(set(re.findall(r"Policy::template (\w*[sS]huffled\w*)<", pipeline))):
+    names: list[str] = re.findall(r"Policy::template (\w*[sS]huffled\w*)<", pipeline)
+    for name in dict.fromkeys(names):
         if not headers.find(rf"\bauto\s+{name}\(", "ops/gemm") and not headers.find(rf"\bauto\s+{name}\(", _QUANT):
             return name
     return None

@@ -92,9 +92,7 @@ class Graph:
         self.options = options
         self.paths = Paths.of(paths.root, options.cache or paths.cache, paths.build)
         self.notice: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
-        self.build = Build(
-            self.paths, options.toolchain, lambda text: self.notice(text), provider=options.provider
-        )
+        self.build = Build(self.paths, options.toolchain, lambda text: self.notice(text), provider=options.provider)
         self.simulator = Simulator(self.paths)
         self.selection = Selection(options, load_catalogue())
         self.refused: Counter[str] = Counter()

@@ -167,8 +167,8 @@ class Reporter:
         if self.graph:
             self._print(*(f"selftest left out: {reason}" for reason in self.graph.selection.skipped.values()))
             self._print(*(f"refused, {_count(n, 'kernel')}: {reason}" for reason, n in self.graph.refused.items()))
-            said = dict.fromkeys(note for row in self.rows.values() for note in self.graph.build.notes(row.config))
-            self._print(*(f"note: {note}" for note in said))
+            notes = dict.fromkeys(note for row in self.rows.values() for note in self.graph.build.notes(row.config))
+            self._print(*(f"note: {note}" for note in notes))
         self._print(self._summary(stopped))
 
     def _table(self, rows: list[Row]) -> list[str]:

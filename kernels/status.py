@@ -79,6 +79,8 @@ def published_manifest(graph: Graph, manifest: dict[str, Any]) -> dict[str, Any]
     """Return the manifest of the object that the index names for the same kernel, None where there is none."""
     cache = Cache(graph.paths.cache)
     try:
-        return cache.read(cache.entry(manifest["arch"], manifest["name"], manifest.get("provider", NATIVE)).key).manifest
+        return cache.read(
+            cache.entry(manifest["arch"], manifest["name"], manifest.get("provider", NATIVE)).key
+        ).manifest
     except (KernelNotFound, CorruptObject):
         return None

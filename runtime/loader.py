@@ -332,9 +332,7 @@ def first_usable(candidates: Iterable[Candidate]) -> tuple[Kernel | None, list[C
     return None, refused
 
 
-def explain_miss(
-    wanted: str, places: Iterable[Place], refused: Iterable[Candidate], provider: str = NATIVE
-) -> str:
+def explain_miss(wanted: str, places: Iterable[Place], refused: Iterable[Candidate], provider: str = NATIVE) -> str:
     """Return the text of an error: what was wanted, where it was looked for, what was refused, what to do."""
     of_provider = "" if provider == NATIVE else f" of provider {provider}"
     lines = [f"no usable kernel for {wanted}{of_provider}", "caches searched:"]
