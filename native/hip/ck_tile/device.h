@@ -1,4 +1,4 @@
-/* What a Composable Kernel instance needs beside it on the device: its headers, and two small kernels of ours. */
+/* What a Composable Kernel instance needs on the device: its headers, and what those of HIP leave to a library. */
 #pragma once
 
 #include <hip/hip_runtime.h>
@@ -15,30 +15,3 @@
 extern "C" __device__ __attribute__((const)) unsigned __ockl_mul_hi_u32(unsigned a, unsigned b) {
     return static_cast<unsigned>(static_cast<unsigned long long>(a) * b >> 32);
 }
-
-namespace gemmill::hip::ck {
-
-// C = 0, for K = 0: Composable Kernel multiplies one tile at least.
-__device__ inline void zero_rows(const Rows& rows) {
-    auto* const out = static_cast<unsigned short*>(rows.out);
-    for (long long row = blockIdx.x; row < rows.count; row += kMaxBlocks)
-        for (long long i = threadIdx.x; i < rows.length; i += kThreads) out[row * rows.ld_out + i] = 0;
-}
-
-// Composable Kernel reads eight int4 as their nibbles 0 2 4 6 1 3 5 7 from the low end; gemmill's A has the even
-// element of a byte in its high nibble.
-__device__ inline void permute_int4_rows(const Rows& rows) {
-    const auto* const in = static_cast<const unsigned*>(rows.in);
-    auto* const out = static_cast<unsigned*>(rows.out);
-    const auto gather = [](unsigned nibbles) {  // the low nibble of each byte, to 16 bits
-        nibbles = (nibbles | nibbles >> 4) & 0x00ff00ff;
-        return (nibbles | nibbles >> 8) & 0xffff;
-    };
-    for (long long row = blockIdx.x; row < rows.count; row += kMaxBlocks)
-        for (long long i = threadIdx.x; i < rows.length; i += kThreads) {
-            const unsigned word = in[row * rows.ld_in + i];
-            out[row * rows.ld_out + i] = gather(word >> 4 & 0x0f0f0f0f) | gather(word & 0x0f0f0f0f) << 16;
-        }
-}
-
-}  // namespace gemmill::hip::ck
