@@ -2,7 +2,8 @@
 
 flock is released by the kernel when its holder dies, however that happens, and it is between open files, so it works
 between threads too. The file must stay: who unlinks it while another waits lets a third one lock a new file of
-the same name. Some lock libraries unlink on release, which is why this is done here.
+the same name. filelock does the same for plain files, but can lock no directory (a stage is locked by its own) and
+does not see that the whole cache was removed and made anew while it waited.
 """
 
 from __future__ import annotations

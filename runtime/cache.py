@@ -41,6 +41,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -169,16 +170,16 @@ class Cache:
 
         A `provider` of None means all of them.
         """
-        folders = sorted(self.root.glob("index/*") if arch is None else [self.root / "index" / arch])
-        for folder in folders:
-            others = sorted(path.name for path in folder.glob("*") if path.is_dir()) if provider is None else []
-            for one in [NATIVE, *others] if provider is None else [provider]:
-                place = self.index_path(folder.name, "*", one).parent
-                for path in sorted(place.glob(f"{pattern}.json")):
-                    try:
-                        yield self.entry(folder.name, path.stem, one)
-                    except (CorruptObject, KernelNotFound):
-                        continue
+        index = self.root / "index"
+        for folder in _names(index) if arch is None else [arch]:
+            for one in [NATIVE, *_names(index / folder)] if provider is None else [provider]:
+                for file in _names(self.index_path(folder, "", one).parent):
+                    name, dot, suffix = file.rpartition(".")
+                    if dot and suffix == "json" and fnmatchcase(name, pattern):
+                        try:
+                            yield self.entry(folder, name, one)
+                        except (CorruptObject, KernelNotFound):
+                            continue
 
     def entry(self, arch: str, name: str, provider: str = NATIVE) -> IndexEntry:
         """Return the index entry of a provider's kernel.
@@ -208,7 +209,8 @@ class Cache:
 
     def keys(self) -> list[str]:
         """Return the keys of all objects, indexed or not, sorted."""
-        return sorted(p.name for p in self.root.glob("objects/??/*") if is_key(p.name) and p.parent.name == p.name[:2])
+        objects = self.root / "objects"
+        return [key for part in _names(objects) for key in _names(objects / part) if is_key(key) and key[:2] == part]
 
     def find_key(self, prefix: str) -> str:
         """Return the only key that starts with `prefix` (at least 6 hex digits)."""
@@ -272,6 +274,14 @@ def describe_file(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _names(folder: Path) -> list[str]:
+    """Return what a directory holds, sorted; nothing where it can't be listed, or has just been removed."""
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return []
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

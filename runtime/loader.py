@@ -36,7 +36,7 @@ from gemmill.errors import (
 from gemmill.layout import find_layout
 from gemmill.library import Library
 from gemmill.search import CacheArgument, Place, SearchPath
-from gemmill.variant import find_variant
+from gemmill.variant import OUTPUTS, find_variant
 
 if TYPE_CHECKING:
     import numpy as np
@@ -273,11 +273,21 @@ def examine(
     return Candidate(cache.root, obj.arch, obj.name, key, obj.outcome, refusal, object=obj, provider=obj.provider)
 
 
+# Fields of a config, as they come from JSON.
+_CONFIG: dict[str, type] = {
+    **dict.fromkeys(("arch", "variant", "layout", "family", "out", "operator"), str),
+    **dict.fromkeys(("tile", "warps", "warp_tile", "group"), list),
+}
+
+
 def _check_config(obj: CacheObject) -> None:
     """Refuse a manifest whose config is not that of its kernel, before anything is derived from it."""
     config = obj.manifest["config"]
-    fields = {"arch", "variant", "layout", "family", "tile", "warps", "warp_tile", "out", "operator", "group"}
-    if not fields <= config.keys() or config["arch"] != obj.arch:
+    fits = all(isinstance(config.get(name), kind) for name, kind in _CONFIG.items())
+    triples = fits and all(
+        len(x) == 3 and all(type(i) is int and i > 0 for i in x) for x in config.values() if isinstance(x, list)
+    )
+    if not triples or config["arch"] != obj.arch or config["out"] not in OUTPUTS:
         raise CorruptObject(f"{obj.path}: the manifest's config is not one of a kernel of {obj.arch}: {config}")
     find_variant(config["variant"])
     find_layout(config["layout"])
@@ -344,7 +354,9 @@ def explain_miss(wanted: str, places: Iterable[Place], refused: Iterable[Candida
     if row is not None:
         lines += filter(None, [why_arch_not_here(row)])
         option = "" if provider == NATIVE else f"provider={provider} "
-        lines.append(f"build it in the gemmill repository: ./mill {option}'selftest:{wanted}'")
+        lines.append(
+            f"build it in the gemmill repository with ./mill {option}'selftest:{wanted}', and name its cache in GEMMILL_CACHE"
+        )
     return "\n".join(lines)
 
 

@@ -218,7 +218,8 @@ def _check_kernel(kernel: Kernel, operands: _Operands, kind: str) -> None:
 
 
 def _takes_shuffled(config: dict[str, Any], name: str, tile_k: int) -> bool:
-    return "_preshufflequant" in name and config["tile"][2] // GROUP_K == tile_k // GROUP_K
+    tile = config.get("tile")
+    return "_preshufflequant" in name and isinstance(tile, list) and tile[2:] == [tile_k]
 
 
 def _select(operands: _Operands, kind: str, row: Arch | None, allow_untested: bool) -> Kernel:

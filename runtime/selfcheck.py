@@ -4,17 +4,17 @@ Each product is computed through both entries of the ABI. Operands end where the
 write past them is a fault; C is filled with NaN before, and C's surroundings, the gaps between its rows and all
 inputs must be unchanged afterwards.
 
-exact     integers of magnitude 8 or less, and scales that are distinct powers of two for each (row, group): every
-          partial sum is an integer below 2^24 in units of the row's smallest scale, hence exact in float32 in
-          any order, and C is that sum rounded once, to nearest even. Compared for equality. Where the output (f16)
-          or AQ's type (fp8) has too few binades for all rows, exponents repeat after some rows; within a row they
-          never do.
-codes     each of the 256 codes of A and of B, at every position of a group, against the table of its encoding.
-special   NaN, Inf, overflow of the output, zero scales: where the formula gives NaN or Inf, and nowhere else.
-random    normal data against float64, with the bound of gemmill.reference.error_bound.
-empty     M = 0, N = 0 and K = 0.
-unaligned every operand at an odd address, where a device does not forbid it.
-faults    each bad argument has its return code and a text that names the argument.
+exact      integers of magnitude 8 or less, and scales that are distinct powers of two for each (row, group): every
+           partial sum is an integer below 2^24 in units of the row's smallest scale, hence exact in float32 in
+           any order, and C is that sum rounded once, to nearest even. Compared for equality. Where the output
+           (f16) or AQ's type (fp8) has too few binades for all rows, exponents repeat after some rows; within a
+           row they never do.
+unaligned  the same with every operand at an odd address.
+codes      each of the 256 codes of A and of B, at every position of a group, against the table of its encoding.
+special    NaN, Inf, overflow of the output, zero scales: where the formula gives NaN or Inf, and nowhere else.
+random     normal data against float64, with the bound of gemmill.reference.error_bound.
+empty      M = 0, N = 0 and K = 0.
+faults     each bad argument has its return code and a text that names the argument.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ selftest.json:
     library_sha256  the exact library that was tested; a record about another one counts for nothing
     outcome         "passed" or "failed" ("simulated" from backends that emulate their device)
     reason          why it failed, null when it passed
-    device          cpu, machine, system, arch
+    device          cpu, machine, system, arch; simulated: true where a simulation took the place of the arch's device
     shapes          [[M, N, K], ...] that were multiplied
     errors          {check: largest error relative to its bound}; exact checks have 0
     seconds         wall time of the child
@@ -115,6 +115,8 @@ def run_selftest(
     start = time.monotonic()
     arguments = [str(cache.root), key, *([str(simulated)] if simulated else [])]
     result.update(_run_child(arguments, timeout, run or run_child))
+    if simulated:
+        result["device"]["simulated"] = True
     result["seconds"] = round(time.monotonic() - start, 3)
     saved: dict[str, Any] = {"saved": False, "not_saved": "not asked to"}
     if record:

@@ -134,7 +134,9 @@ def add_object(
     key = sha256_text(canonical_json(key_inputs))
     path = object_path(root, key)
     path.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(library, path / LIBRARY)
+    # By a rename: what an earlier load has mapped must not change under it, or the process crashes at its exit.
+    shutil.copyfile(library, path / f".{LIBRARY}")
+    (path / f".{LIBRARY}").replace(path / LIBRARY)
     manifest = {
         "schema": MANIFEST_SCHEMA,
         "key": key,

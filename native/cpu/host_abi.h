@@ -18,7 +18,7 @@ void after_fork_parent() { g_pool.after_fork_parent(); }
 void after_fork_child() { g_pool.after_fork_child(); }
 
 /* The threads' code goes away with the library, so they end before it. */
-__attribute__((destructor)) void close_at_unload() { g_pool.close(); }
+GEMMILL_BASELINE __attribute__((destructor)) void close_at_unload() { g_pool.close(); }
 
 bool g_cpu_checked = false; /* CPUID is slow on a virtual machine: tens of microseconds */
 

@@ -10,11 +10,9 @@
 
 namespace gemmill {
 
-/* Bytes of code scratch that one panel needs: steps are moved sixteen at a time, decoding rounds up. */
-template <int Rows, int DecodeStep>
-constexpr size_t panel_scratch_bytes(int tile_k) {
-    return round_up(static_cast<size_t>(Rows * (tile_k + 16)), static_cast<size_t>(DecodeStep));
-}
+/* Bytes of code scratch that packing a panel needs: two chunks, moved sixteen elements of k at a time. */
+template <int Rows>
+constexpr size_t kPanelScratch = 2 * round_up(Rows * kCacheLine, static_cast<size_t>(kDecodeStep)) + Rows * 16;
 
 /* Move codes stored with k contiguous; `rows` and `depth` say how much of the panel exists. */
 template <int Rows, int Pair, uint8_t Zero>
@@ -79,23 +77,38 @@ void spread_elements(Element* __restrict out, const Element* __restrict in, int 
     }
 }
 
-/* Pack one panel. `in` points at its first code; `rows` of it and `depth` elements of k exist. */
+/* Move `depth` elements of k, from element `k` on, into panel order. */
+template <typename Format, Order O, int Rows, int Pair>
+GEMMILL_INLINE void gather(uint8_t* out, const uint8_t* in, int64_t stride, int64_t rows, int k, int depth) {
+    if (O == Order::kContiguousK) {
+        gather_contiguous_k<Rows, Pair, Format::kZeroCode>(out, in + k, stride, rows, depth);
+    } else {
+        gather_contiguous_rows<Rows, Pair, Format::kZeroCode>(out, in + k * stride, stride, rows, depth);
+    }
+}
+
+/* Pack one panel. `in` points at its first code; `rows` of it and `depth` elements of k exist.
+ *
+ * By chunks of one cache line of k, so that scratch stays in level-1 cache; a chunk is decoded after the next one has
+ * been moved, when its bytes have left the store buffer. */
 template <typename Format, Order O, int Rows, int Pair, int Spread>
 void pack_panel(Element* out, uint8_t* scratch, const uint8_t* in, int64_t stride, int64_t rows, int depth) {
-    if (O == Order::kContiguousK) {
-        gather_contiguous_k<Rows, Pair, Format::kZeroCode>(scratch, in, stride, rows, depth);
-    } else {
-        gather_contiguous_rows<Rows, Pair, Format::kZeroCode>(scratch, in, stride, rows, depth);
-    }
-    const int codes = (depth + Pair - 1) / Pair * Pair * Rows;
-    if constexpr (Spread == 1) {
-        Decoder<Format>::run(out, scratch, codes);
-    } else {
-        constexpr int chunk = 16 * kDecodeStep;
-        Element decoded[chunk];
-        for (int i = 0; i < codes; i += chunk) {
-            Decoder<Format>::run(decoded, scratch + i, min_of(chunk, codes - i));
-            spread_elements<Spread>(out + i * Spread, decoded, min_of(chunk, codes - i));
+    constexpr int chunk = static_cast<int>(kCacheLine);
+    constexpr size_t half = round_up(Rows * chunk, kDecodeStep);
+    gather<Format, O, Rows, Pair>(scratch, in, stride, rows, 0, min_of(depth, chunk));
+    for (int k = 0, turn = 0; k < depth; k += chunk, turn ^= 1) {
+        const int next = k + chunk;
+        if (next < depth) {
+            gather<Format, O, Rows, Pair>(scratch + (turn ^ 1) * half, in, stride, rows, next, min_of(depth - next, chunk));
+        }
+        const int codes = (min_of(depth - k, chunk) + Pair - 1) / Pair * Pair * Rows;
+        const uint8_t* from = scratch + turn * half;
+        if constexpr (Spread == 1) {
+            Decoder<Format>::run(out + k * Rows, from, codes);
+        } else {
+            Element decoded[half];
+            Decoder<Format>::run(decoded, from, codes);
+            spread_elements<Spread>(out + k * Rows * Spread, decoded, codes);
         }
     }
 }

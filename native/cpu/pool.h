@@ -13,6 +13,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "cpu/error.h"
 #include "cpu/float_env.h"
@@ -21,9 +22,11 @@ namespace gemmill {
 
 using ItemFunction = void (*)(void* context, int64_t item, char* scratch);
 
+constexpr size_t kPage = 4096, kHugePage = size_t{2} << 20;
+
 class Pool {
   public:
-    explicit constexpr Pool(size_t scratch_bytes) : scratch_bytes_(round_up(scratch_bytes, 4096)) {}
+    explicit constexpr Pool(size_t scratch_bytes) : scratch_bytes_(round_up(scratch_bytes, kPage)) {}
 
     /* Enter a call: open the pool if it is closed. Returns a code; leave() must follow GEMMILL_OK. */
     int enter() {
@@ -70,8 +73,9 @@ class Pool {
         pthread_mutex_unlock(&call_lock_);
     }
 
-    /* Wait for calls in flight, join the threads, free everything. The next enter() opens the pool again. */
-    void close() {
+    /* Wait for calls in flight, join the threads, free everything. The next enter() opens the pool again. Runs on any
+     * CPU: unloading a library that found its CPU wanting comes here too. */
+    GEMMILL_BASELINE void close() {
         pthread_mutex_lock(&lock_);
         while (closing_) pthread_cond_wait(&changed_, &lock_);
         if (open_) {
@@ -164,7 +168,10 @@ class Pool {
         if (code != GEMMILL_OK) return code;
         const size_t count = static_cast<size_t>(thread_limit_);
         void* scratch = nullptr;
-        const bool have = posix_memalign(&scratch, 4096, count * scratch_bytes_) == 0;
+        const bool have = posix_memalign(&scratch, kHugePage, count * scratch_bytes_) == 0;
+#if defined(MADV_HUGEPAGE)
+        if (have) madvise(scratch, count * scratch_bytes_, MADV_HUGEPAGE); /* a wish: fewer TLB misses */
+#endif
         scratch_ = have ? static_cast<char*>(scratch) : nullptr;
         slots_ = static_cast<int*>(malloc(count * sizeof(int)));
         worker_ids_ = static_cast<pthread_t*>(malloc(count * sizeof(pthread_t)));

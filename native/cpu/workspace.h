@@ -28,7 +28,7 @@ struct Workspace {
     static constexpr size_t kPanelsA = kPanelB + place(sizeof(Element) * (kPanelN * kPanelDepth + kDecodeStep));
     static constexpr size_t kCodes = kPanelsA + place(sizeof(Element) * (kPanels * kPanelM * kTileK * kSpread + kDecodeStep));
     static constexpr int kWidest = kPanelM > kPanelN ? kPanelM : kPanelN;
-    static constexpr size_t kUnpacked = kCodes + place(panel_scratch_bytes<kWidest, kDecodeStep>(kTileK));
+    static constexpr size_t kUnpacked = kCodes + place(kPanelScratch<kWidest>);
     static constexpr size_t kBytes = kUnpacked + place(Kernel::PackA::template unpacked_bytes<Kernel>());
 
     char* base;

@@ -108,6 +108,12 @@ void fill_edge(u32 lds, const Operand& x, int k0) {
     }
 }
 
+// How many elements a thread takes at once: up to 16 bytes, and fewer, down to `least`, where that leaves none idle.
+constexpr int elements_at_once(Kind kind, int elements_a_thread, int least) {
+    const int widest = kChunk * 8 / bits_of(kind);
+    return elements_a_thread >= widest ? widest : elements_a_thread > least ? elements_a_thread : least;
+}
+
 template <Kind kKind>
 bool whole_bytes(const Operand& x) {
     return kKind != Kind::int4 || x.ld % 2 == 0;
@@ -117,7 +123,9 @@ bool whole_bytes(const Operand& x) {
 template <class Shape, Kind kKind, int kRows, bool kContiguousK>
 struct OperandStage {
     static constexpr Arch kArch = Shape::kArch;
-    static constexpr int kElements = kChunk * 8 / bits_of(kKind);
+    // A store to LDS has 16 bytes.
+    static constexpr int kElements =
+        elements_at_once(kKind, kRows * Shape::kTileK / Shape::kThreads, kChunk / operand_bytes(kArch));
     static constexpr int kRowChunks = Shape::kTileK / kElements;
     static constexpr int kChunks = kRows * kRowChunks;
     static constexpr int kPerThread = ceil_div(kChunks, Shape::kThreads);
@@ -180,8 +188,9 @@ struct OperandStage {
 template <class Shape, Kind kKind, int kRows>
 struct OperandStage<Shape, kKind, kRows, false> {
     static constexpr Arch kArch = Shape::kArch;
-    static constexpr int kWidest = kChunk * 8 / bits_of(kKind);
-    static constexpr int kElements = kWidest < kRows ? kWidest : kRows;
+    static constexpr int kElements =
+        elements_at_once(kKind, kRows * Shape::kTileK / 4 / Shape::kThreads, 32 / bits_of(kKind));
+    static_assert(kRows % kElements == 0, "chunks make up the rows");
     static constexpr int kKChunks = kRows / kElements;  // of one k
     static constexpr int kBlocks = kKChunks * Shape::kTileK / 4;
     static constexpr int kPerThread = ceil_div(kBlocks, Shape::kThreads);

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from factory import ENVIRONMENT, SIX, compile_all, config, litter, make_compiler, make_tree, objects
-from gemmill.cache import Cache, canonical_json, sha256_text
+from gemmill.cache import LIBRARY, SELFTEST, Cache, canonical_json, sha256_text
 from gemmill.errors import UnsupportedError
 
 from kernels import process
@@ -56,6 +56,24 @@ def test_state_says_why(paths: Paths, fast: Build) -> None:
     assert not state.current and "has no kernel" in state.reason and state.object is not None
 
 
+def test_state_is_remembered_only_while_the_files_are_the_same(fast: Build) -> None:
+    key = fast.compile(config()).key
+    first = fast.state(config())
+    assert fast.state(config()) is first and first.object is not None and first.object.outcome == "untested"
+    recorded = first.object.manifest["files"][LIBRARY]["sha256"]
+    record = {"key": key, "library_sha256": recorded, "outcome": "passed"}
+    (first.object.path / SELFTEST).write_text(json.dumps(record))
+    second = fast.state(config())
+    assert second.object is not None and second.object.outcome == "passed"
+    content = first.object.library.read_bytes()
+    edit(first.object.library, content[:-1] + bytes([content[-1] ^ 1]))
+    assert "broken" in fast.state(config()).reason
+    edit(first.object.library, content)
+    assert fast.state(config()).current
+    fast.codegen.path(config()).unlink()
+    assert "not generated" in fast.state(config()).reason
+
+
 def test_state_writes_nothing_to_the_cache(paths: Paths, fast: Build) -> None:
     fast.codegen.generate(config())
     fast.state(config())
@@ -72,10 +90,10 @@ def test_a_lost_index_entry_costs_no_compilation(tmp_path: Path, paths: Paths) -
     assert all(build.state(one).current for one in SIX)
 
 
-def edit(path: Path, text: str) -> None:
+def edit(path: Path, content: str | bytes) -> None:
     """Replace a file's content and keep its times, as a careless copy would."""
     before = path.stat()
-    path.write_text(text)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
-from kernels.files import make_directory, write_atomically
+from kernels.files import make_directory, signature, write_atomically
 
 
 def test_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -54,3 +55,17 @@ def test_make_directory_is_content_with_what_is_there(tmp_path: Path) -> None:
 def test_a_very_long_name(tmp_path: Path) -> None:
     write_atomically(tmp_path / ("n" * 255), b"x")
     assert [len(p.name) for p in tmp_path.iterdir()] == [255]
+
+
+def test_signature_sees_an_edit_that_puts_the_times_back(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("one")
+    before, times = signature(str(path)), path.stat()
+    assert before == signature(str(path)) and before is not None
+    time.sleep(0.02)  # more than a tick of the file system's clock
+    path.write_text("two")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    after = signature(str(path))
+    assert after is not None and after[:2] == before[:2] and after != before
+    path.unlink()
+    assert signature(str(path)) is None

@@ -37,7 +37,6 @@ def test_generating_needs_no_compiler():
     found = graph("codegen:generic/*", "arch=generic", "toolchain=/no/such/compiler")
     found.check_backends()
     (task, *_) = (found.codegen_task(config) for config in found.selected["codegen"])
-    assert task["uptodate"][0]() in (True, False)
     assert found.run_codegen(found.selected["codegen"][0]) == {"outcome": "generated"}
     assert task["uptodate"][0]() is True
 
@@ -78,7 +77,7 @@ def test_an_error_while_asking_leaves_it_to_the_task(one):
     ("reason", "outcome", "compiled", "tested"),
     [
         ("", "passed", True, True),
-        ("", "simulated", True, True),
+        ("", "simulated", True, False),  # the device is here
         ("", "failed", True, False),
         ("", "untested", True, False),
         ("the index names another key", "passed", False, False),

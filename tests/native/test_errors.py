@@ -8,7 +8,22 @@ import pytest
 from native_build import HOST_CPUS, one
 from problems import random_problem
 
-PACKED = ("A", "AQ", "B", "C", "M", "N", "K", "stride_A", "stride_AQ", "stride_B", "stride_C", "QK_A", "k_batch", "time_ms")
+PACKED = (
+    "A",
+    "AQ",
+    "B",
+    "C",
+    "M",
+    "N",
+    "K",
+    "stride_A",
+    "stride_AQ",
+    "stride_B",
+    "stride_C",
+    "QK_A",
+    "k_batch",
+    "time_ms",
+)
 STRIDED = ("A", "AQ", "B", "C", "M", "N", "K", "lda", "ldaq", "ldb", "ldc", "workspace", "workspace_bytes", "stream")
 HUGE = 2**62
 

@@ -103,8 +103,8 @@ def test_flush_to_zero_of_the_caller_does_not_matter(arch, libraries, toolchain,
         pytest.skip("sets MXCSR")
     source = tmp_path / "csr.c"
     source.write_text(
-        "unsigned get(void) { unsigned v; __asm__ volatile(\"stmxcsr %0\" : \"=m\"(v)); return v; }\n"
-        "void set(unsigned v) { __asm__ volatile(\"ldmxcsr %0\" : : \"m\"(v)); }\n"
+        'unsigned get(void) { unsigned v; __asm__ volatile("stmxcsr %0" : "=m"(v)); return v; }\n'
+        'void set(unsigned v) { __asm__ volatile("ldmxcsr %0" : : "m"(v)); }\n'
     )
     library_path = tmp_path / "csr.so"
     subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library_path)], check=True)
@@ -129,7 +129,8 @@ def raw_call(library, p: Problem) -> float:
     c = np.full((1, 1), np.nan, np.float16)
     m, n, k = p.shape
     code = library.c.dispatcher_run_aquant_gemm(
-        p.a.pointer, p.aq.pointer, p.b.pointer, c.ctypes.data, m, n, k, p.a.stride, p.aq.stride, p.b.stride, n, 1, 1, None
+        p.a.pointer, p.aq.pointer, p.b.pointer, c.ctypes.data,
+        m, n, k, p.a.stride, p.aq.stride, p.b.stride, n, 1, 1, None,
     )  # fmt: skip
     assert code == 0, library.error
     return float(c[0, 0])

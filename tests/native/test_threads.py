@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def set_threads(monkeypatch, library, text: str) -> int:
 
 
 def thread_count() -> int:
-    return len(os.listdir("/proc/self/task"))
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
 @pytest.mark.parametrize("arch", HOST_CPUS)

@@ -179,7 +179,7 @@ def test_env(found_cache, capsys, tmp_path):
     out = capsys.readouterr().out
     assert f"gemmill {__version__}" in out
     assert re.search(r"generic +ocp +runs here", out)
-    assert re.search(r"gfx942 +fnuz +gfx942 needs the hip backend, which this gemmill lacks", out)
+    assert re.search(r"gfx942 +fnuz +no gfx942 device here: the driver shows no AMD GPU", out)
     assert f"{found_cache.root} (GEMMILL_CACHE): 2 kernels, 2 objects" in out
     assert f"{tmp_path / 'xdg' / 'gemmill'} (XDG_CACHE_HOME): absent" in out
     assert re.search(rf"generic/{CONFIG.name} \(.*\): accepted", out)

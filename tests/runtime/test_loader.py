@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 import warnings
 from dataclasses import replace
 
@@ -46,7 +48,8 @@ def test_a_miss_says_where_and_how_to_build(cache):
         "caches searched:",
         f"  {cache.root} (argument)",
         f"  {cache.root / 'absent'} (argument), absent",
-        "build it in the gemmill repository: ./mill 'selftest:generic/gemm_aquant_x'",
+        "build it in the gemmill repository with ./mill 'selftest:generic/gemm_aquant_x', "
+        "and name its cache in GEMMILL_CACHE",
     ]
 
 
@@ -248,7 +251,19 @@ def test_a_library_without_the_abi_is_a_miss(cache):
         load(NAME, cache.root)
 
 
-@pytest.mark.parametrize("change", [{"layout": "xyz"}, {"arch": "gfx942"}, "tile"], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layout": "xyz"},
+        {"arch": "gfx942"},
+        {"variant": []},
+        {"tile": [1, 2]},
+        {"tile": [1, 2, "3"]},
+        {"out": "f8"},
+        "tile",
+    ],
+    ids=str,
+)
 def test_a_config_that_names_no_kernel_is_refused(cache, change):
     key = add_fake(cache.root)
     path = object_directory(cache, key) / MANIFEST
@@ -327,3 +342,37 @@ def test_a_relocated_cache_loads(cache, tmp_path):
     add_fake(cache.root)
     cache.root.rename(tmp_path / "moved cache, ümlaut")
     assert isinstance(load(NAME, tmp_path / "moved cache, ümlaut"), Kernel)
+
+
+def test_a_cache_that_is_removed_and_refilled_meanwhile(cache):
+    """Whatever a reader meets half-way is a kernel, a miss or a refusal; never another error."""
+    stop = threading.Event()
+    fake_library(fake_config())
+
+    def churn():
+        while not stop.is_set():
+            add_fake(cache.root)
+            time.sleep(0.02)  # let the reader find it whole now and then
+            shutil.rmtree(cache.root, ignore_errors=True)
+            time.sleep(0.002)
+
+    writer = threading.Thread(target=churn)
+    writer.start()
+    seen = set()
+    try:
+        end = time.monotonic() + 60
+        rounds = 0
+        while time.monotonic() < end and (rounds < 300 or not {"Kernel", "KernelNotFound"} <= seen):
+            rounds += 1
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", CorruptObjectWarning)
+                try:
+                    seen.add(type(load(NAME, cache.root)).__name__)
+                except (KernelNotFound, Refused) as error:
+                    seen.add(type(error).__name__)
+                list(cache.entries())
+                cache.keys()
+    finally:
+        stop.set()
+        writer.join()
+    assert {"Kernel", "KernelNotFound"} <= seen
