@@ -355,7 +355,8 @@ def explain_miss(wanted: str, places: Iterable[Place], refused: Iterable[Candida
         lines += filter(None, [why_arch_not_here(row)])
         option = "" if provider == NATIVE else f"provider={provider} "
         lines.append(
-            f"build it in the gemmill repository with ./mill {option}'selftest:{wanted}', and name its cache in GEMMILL_CACHE"
+            f"build it in the gemmill repository with ./mill {option}'selftest:{wanted}', "
+            "and name its cache in GEMMILL_CACHE"
         )
     return "\n".join(lines)
 
