@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import importlib.util
 import os
 import platform
 import re
@@ -224,12 +225,8 @@ def _find_lld(toolchain: Toolchain) -> list[str]:
     for name in _lld_names(toolchain):
         found = shutil.which(name)
         if found:
-            return [found]
-    try:
-        program, *_ = hip.find_toolchain("zig", None).command
-    except UnsupportedError:
-        raise UnsupportedError(f"no lld beside {toolchain}; {_INSTALL}") from None
-    return [program, "ld.lld"]
+            return [found, *(["ld.lld"] if Path(name).name == "zig" else [])]
+    raise UnsupportedError(f"no lld for {toolchain}; {_INSTALL}, and `pip install ziglang` an lld")
 
 
 def _lld_names(toolchain: Toolchain) -> Iterator[str]:
@@ -237,6 +234,9 @@ def _lld_names(toolchain: Toolchain) -> Iterator[str]:
     yield str(folder / "ld.lld")
     yield "ld.lld"
     yield f"ld.lld-{_version(toolchain)}"
+    yield "zig"
+    spec = importlib.util.find_spec("ziglang")
+    yield from (f"{folder}/zig" for folder in (spec and spec.submodule_search_locations) or ())
 
 
 def _lld_version(command: list[str]) -> str:
