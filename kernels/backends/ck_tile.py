@@ -14,9 +14,11 @@ import dataclasses
 import functools
 import hashlib
 import importlib.util
+import itertools
 import os
 import platform
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,23 +38,28 @@ __all__ = ["TEMPLATE", "commands", "context", "find_toolchain", "flags", "notes"
 
 TEMPLATE = "ck_tile.cpp.j2"
 
-_COMMON = (
-    *("-x", "hip", "-std=c++17", "-nogpulib", "-fuse-cuid=none", "-DNDEBUG"),
-    *("-include", "hip/ck_tile/hip5.h"),
-)
+_COMMON = ("-x", "hip", "-std=c++17", "-nogpulib", "-fuse-cuid=none", "-DNDEBUG", "-D__HIP_PLATFORM_AMD__")
+# zig's own clang knows no C++ library and no HIP; commands() names both.
+_OF_KIND = {"zig": (f"--target={platform.machine()}-linux-gnu", "-nogpuinc", "-nostdinc", "-nostdinc++")}
 # Composable Kernel's own build adds -amdgpu-early-inline-all: with clang 19 that takes minutes a kernel.
 DEVICE_FLAGS = ("--offload-device-only", "-mcode-object-version=5", "-O3", "-S")
 PLAN_FLAGS = ("--offload-host-only", "-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-c")
 HOST_FLAGS = (
     *("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"),
-    *("-Wall", "-Wextra", "-DGEMMILL_HOST", "-shared", "-pthread", "-s", "-static-libstdc++", "-static-libgcc"),
-    *("-Wl,--exclude-libs,ALL", "-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--no-undefined", "-ldl"),
+    *("-Wall", "-Wextra", "-DGEMMILL_HOST", "-shared", "-pthread", "-s", "-Wl,--gc-sections", "-Wl,--as-needed"),
+    "-ldl",
 )
+# The C++ library goes into ours, out of sight.
+_STATIC = {
+    "clang": ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-Wl,--no-undefined"),
+    "zig": ("-mcpu=baseline",),
+}
 _OF_ARCH = {"gfx950": ("-DCK_GFX950_SUPPORT", "-DCK_TILE_USE_OCP_FP8=1")}
 
-_FIRST_CLANG = {"gfx90a": 19, "gfx942": 19, "gfx950": 20}
+_FIRST_CLANG = {"gfx942": 19, "gfx950": 20}
+_FIRST_ZIG = (0, 15)  # has clang 20
 _NEWEST_CLANG = 25  # of the names with a number that are looked for
-_INSTALL = "ROCm brings one, so does `apt install clang-19 lld-19` (gfx950: clang-20 or later)"
+_INSTALL = "ROCm brings one, so does `pip install ziglang`"
 _PROBE_SECONDS = 30
 
 
@@ -76,7 +83,7 @@ class HipHeaders:
 
 
 def find_toolchain(wanted: str | None, memo: Path | None) -> Toolchain:
-    """Return clang, and as its identity also lld's, HIP's and Composable Kernel's.
+    """Return clang or zig, and as its identity also lld's, HIP's and Composable Kernel's.
 
     Raises
     ------
@@ -155,17 +162,20 @@ def context(config: KernelConfig) -> dict[str, Any]:
 
 def flags(config: KernelConfig, toolchain: Toolchain) -> dict[str, Any]:
     """Return every flag that can change the artefact, by step."""
-    _check_version(config.arch, toolchain)
-    arch = [f"--offload-arch={config.arch}", *_OF_ARCH.get(config.arch, ())]
+    if not _is_able(toolchain, config.arch):
+        said = toolchain.identity.get("version")
+        raise UnsupportedError(f"{config.arch} needs {_needed(config.arch)}, this is {said!r}; {_INSTALL}")
+    common = [*_COMMON, *_OF_KIND.get(toolchain.kind, ()), f"--offload-arch={config.arch}"]
+    common += _OF_ARCH.get(config.arch, ())
     native = hip.flags(config, toolchain)
     return {
-        "device": [*_COMMON, *arch, *DEVICE_FLAGS],
+        "device": [*common, *DEVICE_FLAGS],
         "assemble": native["assemble"],
         # What is not defined here would be looked for when a user loads the module.
         "link": [*native["link"], "--no-undefined"],
         "image": native["image"],
-        "plan": [*_COMMON, *arch, *PLAN_FLAGS],
-        "host": list(HOST_FLAGS),
+        "plan": [*common, *PLAN_FLAGS],
+        "host": [*HOST_FLAGS, *_STATIC[toolchain.kind]],
         "machine": platform.machine(),
     }
 
@@ -173,17 +183,35 @@ def flags(config: KernelConfig, toolchain: Toolchain) -> dict[str, Any]:
 def commands(config: KernelConfig, source: Path, native: Path, library: Path, toolchain: Toolchain) -> list[list[str]]:
     """Return the six commands that make `library` from `source`."""
     step = flags(config, toolchain)
-    clang, headers, hip_root = list(toolchain.command), find_headers().root, find_hip().root
-    # System headers, so that their warnings are not ours; and no path of theirs gets into what is made.
-    ck = ["-I", str(native), "-isystem", str(headers), f"--rocm-path={hip_root}", f"-ffile-prefix-map={headers}=ck"]
+    ours = ["-I", str(native)]
+    ck = [*ours, *_system_headers(native, toolchain)]
+    clang = [toolchain.command[0], "clang"] if toolchain.kind == "zig" else list(toolchain.command)
     return [
         [*clang, *step["device"], *ck, str(source), "-o", "kernel.s"],
         [*clang, *step["assemble"], "kernel.s", "-o", "kernel.o"],
         [*_find_lld(toolchain), *step["link"], "kernel.o", "-o", hip.CODE_OBJECT],
-        [*clang, *step["image"], "-I", str(native), os.devnull, "-o", "image.o"],
+        [*clang, *step["image"], *ours, os.devnull, "-o", "image.o"],
         [*clang, *step["plan"], *ck, str(source), "-o", "plan.o"],
-        [*clang, "-I", str(native), str(source), "image.o", "plan.o", *step["host"], "-o", str(library)],
+        [*toolchain.command, *ours, str(source), "image.o", "plan.o", *step["host"], "-o", str(library)],
     ]
+
+
+def _system_headers(native: Path, toolchain: Toolchain) -> list[str]:
+    """Return the flags that name others' headers: as system headers, so that their warnings are not ours."""
+    headers, hip_root = find_headers().root, find_hip().root
+    ck = ["-isystem", str(headers), f"-ffile-prefix-map={headers}=ck"]  # none of their paths gets into what is made
+    if toolchain.kind != "zig":
+        return [*ck, f"--rocm-path={hip_root}"]
+    # `zig c++` knows the library and takes no HIP, `zig clang` the other way round: the one says what the other needs.
+    said = _ask([*toolchain.command, "-###", "-c", "-x", "c++", os.devnull])
+    words = [word for line in said.splitlines() if line.lstrip().startswith(('"', "/")) for word in shlex.split(line)]
+    pairs = [pair for pair in itertools.pairwise(words) if pair[0] in ("-isystem", "-D")]
+    library = [word for pair in pairs if pair[0] == "-D" and "LIBC" in pair[1] for word in pair]
+    # It names them from the working directory where it can; the commands run in another one.
+    folders = [str(Path(word).absolute()) for flag, word in pairs if flag == "-isystem"]
+    library += [word for folder in folders for word in ("-isystem", folder)]
+    stubs = native / "hip" / "ck_tile" / "zig"
+    return [*library, "-isystem", str(stubs), "-isystem", str(hip_root / "include"), *ck]
 
 
 def resources(config: KernelConfig, output: str, work: Path) -> dict[str, Any]:
@@ -200,58 +228,78 @@ def _limits(config: KernelConfig, headers: Headers) -> dict[str, int]:
 
 
 def _find_clang(wanted: str | None, memo: Path | None) -> Toolchain:
+    """Return the first compiler that knows every arch, else the first that knows one."""
     if wanted:
         found = cxx.find_toolchain(wanted, memo)
-        if found.kind != "clang":
-            raise UnsupportedError(f"toolchain={wanted} is {found.kind}: provider=ck_tile needs clang; {_INSTALL}")
+        if found.kind not in _STATIC:
+            raise UnsupportedError(
+                f"toolchain={wanted} is {found.kind}: provider=ck_tile needs clang or zig; {_INSTALL}"
+            )
         return found
-    names = [str(rocm_root() / "llvm/bin/clang++"), "clang++", *(f"clang++-{n}" for n in range(_NEWEST_CLANG, 18, -1))]
-    old = []
-    for name in names:
-        if shutil.which(name) is None:
+    able: list[Toolchain] = []
+    looked = []
+    names = [f"clang++-{number}" for number in range(_NEWEST_CLANG, min(_FIRST_CLANG.values()) - 1, -1)]
+    for name in (str(rocm_root() / "llvm/bin/clang++"), "clang++", *names, "zig"):
+        if name != "zig" and shutil.which(name) is None:
             continue
-        found = cxx.find_toolchain(name, memo)
-        if found.kind == "clang" and _version(found) >= min(_FIRST_CLANG.values()):
+        try:
+            found = cxx.find_toolchain(name, memo)
+        except UnsupportedError:
+            continue
+        if found.kind in _STATIC and all(_is_able(found, arch) for arch in _FIRST_CLANG):
             return found
-        old.append(f"{name} is {found.identity.get('version')}")
+        looked.append(f"{name} is {found.identity.get('version')}")
+        able += [found] if found.kind in _STATIC and any(_is_able(found, arch) for arch in _FIRST_CLANG) else []
+    if able:
+        return able[0]
     raise UnsupportedError(
-        f"no clang for Composable Kernel: looked for {', '.join(names[:2])} and clang++-19 to clang++-{_NEWEST_CLANG}"
-        f"{'; ' + '; '.join(old) if old else ''}; {_INSTALL}"
+        f"no compiler for Composable Kernel: needed is {_needed('gfx942')}, found {'; '.join(looked) or 'none'}; "
+        f"{_INSTALL}"
     )
 
 
 def _find_lld(toolchain: Toolchain) -> list[str]:
     """Return the command of lld: beside clang, in PATH, or zig's."""
+    if toolchain.kind == "zig":
+        return [toolchain.command[0], "ld.lld"]
     for name in _lld_names(toolchain):
         found = shutil.which(name)
         if found:
             return [found, *(["ld.lld"] if Path(name).name == "zig" else [])]
-    raise UnsupportedError(f"no lld for {toolchain}; {_INSTALL}, and `pip install ziglang` an lld")
+    raise UnsupportedError(f"no lld for {toolchain}; {_INSTALL}")
 
 
 def _lld_names(toolchain: Toolchain) -> Iterator[str]:
     folder = Path(toolchain.command[0]).resolve().parent
     yield str(folder / "ld.lld")
     yield "ld.lld"
-    yield f"ld.lld-{_version(toolchain)}"
+    yield from (f"ld.lld-{number}" for number in _version(toolchain))
     yield "zig"
     spec = importlib.util.find_spec("ziglang")
     yield from (f"{folder}/zig" for folder in (spec and spec.submodule_search_locations) or ())
 
 
 def _lld_version(command: list[str]) -> str:
-    code, out, err = process.run([*command, "--version"], _PROBE_SECONDS, env=cxx.compiler_environment())
+    return _ask([*command, "--version"]).strip()
+
+
+def _ask(argv: list[str]) -> str:
+    code, out, err = process.run(argv, _PROBE_SECONDS, env=cxx.compiler_environment())
     if code:
-        raise UnsupportedError(f"{' '.join(command)} --version failed with status {code}: {(err or out).strip()[:200]}")
-    return out.strip()
+        raise UnsupportedError(f"{shlex.join(argv)} failed with status {code}: {(err or out).strip()[:200]}")
+    return out + err
 
 
-def _version(toolchain: Toolchain) -> int:
-    found = re.search(r"version (\d+)", str(toolchain.identity.get("version", "")))
-    return int(found[1]) if found else 0
+def _version(toolchain: Toolchain) -> tuple[int, ...]:
+    pattern = r"zig (\d+)\.(\d+)" if toolchain.kind == "zig" else r"version (\d+)"
+    found = re.search(pattern, str(toolchain.identity.get("version", "")))
+    return tuple(map(int, found.groups())) if found else ()
 
 
-def _check_version(arch: str, toolchain: Toolchain) -> None:
-    if _version(toolchain) < _FIRST_CLANG[arch]:
-        said = toolchain.identity.get("version")
-        raise UnsupportedError(f"{arch} needs clang {_FIRST_CLANG[arch]} or later, this is {said!r}; {_INSTALL}")
+def _is_able(toolchain: Toolchain, arch: str) -> bool:
+    first = _FIRST_ZIG if toolchain.kind == "zig" else (_FIRST_CLANG[arch],)
+    return _version(toolchain) >= first
+
+
+def _needed(arch: str) -> str:
+    return f"clang {_FIRST_CLANG[arch]} or zig {'.'.join(map(str, _FIRST_ZIG))}, or later"

@@ -1,6 +1,8 @@
 /* What a Composable Kernel instance needs on the device: its headers, and what those of HIP leave to a library. */
 #pragma once
 
+#include "hip/ck_tile/hip5.h" /* first */
+
 #include <hip/hip_runtime.h>
 
 #include <ck_tile/core.hpp>

@@ -1,10 +1,33 @@
-/* Included before everything else: makes the HIP headers of ROCm 5, which distributions still carry, take Composable
- * Kernel. Nothing here applies to ROCm 6 and later. */
+/* Makes the HIP headers of ROCm 5, which distributions still carry, take Composable Kernel and compilers of today.
+ * Nothing here applies to ROCm 6 and later. */
 #pragma once
+
+#ifdef __ASSEMBLER__ /* never: those headers include these, where zig is the compiler; named so that keys cover them */
+#include "hip/ck_tile/zig/__clang_cuda_complex_builtins.h"
+#include "hip/ck_tile/zig/__clang_cuda_math_forward_declares.h"
+#include "hip/ck_tile/zig/__clang_hip_cmath.h"
+#include "hip/ck_tile/zig/include/cuda_wrappers/algorithm"
+#include "hip/ck_tile/zig/include/cuda_wrappers/complex"
+#include "hip/ck_tile/zig/include/cuda_wrappers/new"
+#endif
 
 #include <hip/hip_version.h>
 
 #if HIP_VERSION_MAJOR < 6
+
+/* What newer compilers no longer define. */
+#if !defined(__AMDGCN_WAVEFRONT_SIZE)
+#define __AMDGCN_WAVEFRONT_SIZE 64
+#endif
+
+/* A detail of libstdc++ that they specialise; libc++ has none. */
+#include <cmath>
+#if defined(_LIBCPP_VERSION)
+namespace std {
+template <class T>
+struct __numeric_type {};
+}  // namespace std
+#endif
 
 /* There, threadIdx.x is an object of a type of its own. Composable Kernel declares variables of its type. */
 #define threadIdx gemmill_hip5_threadIdx
