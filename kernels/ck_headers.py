@@ -9,7 +9,6 @@ headers, with its name.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import os
 import re
@@ -18,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemmill.errors import UnsupportedError
+
+from kernels.hip_headers import digest_tree, rocm_root
 
 VARIABLE = "CK_INCLUDE"
 PACKAGE = "aiter_meta"  # of the distribution amd-aiter
@@ -58,11 +59,7 @@ class Headers:
     @functools.cached_property
     def digest(self) -> str:
         """Digest of names and contents of everything below ck_tile/, wherever it lies; enters the key."""
-        whole = hashlib.sha256()
-        for path in sorted((self.root / "ck_tile").rglob("*.hpp")):
-            whole.update(f"{path.relative_to(self.root).as_posix()}\0".encode())
-            whole.update(hashlib.sha256(path.read_bytes()).digest())
-        return whole.hexdigest()
+        return digest_tree(self.root / "ck_tile", "*.hpp")
 
     def text(self, path: str) -> str:
         """Return a header without its comments; empty where there is none."""
@@ -136,11 +133,6 @@ def find_headers() -> Headers:
     raise UnsupportedError(
         f"no headers of Composable Kernel with block-scaled GEMMs; looked in {'; '.join(looked)}; {_INSTALL}"
     )
-
-
-def rocm_root() -> Path:
-    """Return where ROCm is installed, if it is."""
-    return Path(os.environ.get("ROCM_PATH") or "/opt/rocm")
 
 
 def _places() -> Iterator[tuple[str, Path]]:

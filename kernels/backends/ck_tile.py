@@ -2,17 +2,16 @@
 
     kernel.cpp --clang, device--> kernel.s --as--> kernel.o --lld--> kernel.co --incbin--> image.o
     kernel.cpp --clang, host, with Composable Kernel--> plan.o
-    kernel.cpp + image.o + plan.o --clang, host--> kernel.so
+    kernel.cpp + image.o + plan.o --clang or zig, host--> kernel.so
 
-What a kernel becomes, or why it can't be, says kernels/ck_instance.py; what is shared with gemmill's own AMD kernels
-(the driver by dlopen, the C ABI, the embedding) is native/hip. No device library is linked.
+The compiler is a clang, or zig, which has one. What a kernel becomes, or why it can't be, says kernels/ck_instance.py;
+what is shared with gemmill's own AMD kernels (the driver by dlopen, the C ABI, the embedding) is native/hip. No device
+library is linked.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
 import importlib.util
 import itertools
 import os
@@ -29,9 +28,10 @@ from gemmill.errors import UnsupportedError
 from kernels import ck_instance, process
 from kernels import toolchain as cxx
 from kernels.backends import hip
-from kernels.ck_headers import Headers, find_headers, rocm_root
+from kernels.ck_headers import Headers, find_headers
 from kernels.code_object import read_kernels
 from kernels.config import KernelConfig
+from kernels.hip_headers import find_hip, rocm_root
 from kernels.toolchain import Toolchain
 
 __all__ = ["TEMPLATE", "commands", "context", "find_toolchain", "flags", "notes", "resources", "why_not"]
@@ -63,25 +63,6 @@ _INSTALL = "ROCm brings one, so does `pip install ziglang`"
 _PROBE_SECONDS = 30
 
 
-@dataclasses.dataclass(frozen=True)
-class HipHeaders:
-    """The HIP headers: `root`/include/hip."""
-
-    root: Path
-
-    @functools.cached_property
-    def identity(self) -> dict[str, str]:
-        """Version, and digest of names and contents; enters the key."""
-        folder = self.root / "include" / "hip"
-        text = (folder / "hip_version.h").read_text(encoding="utf-8")
-        parts = [re.search(rf"define HIP_VERSION_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
-        whole = hashlib.sha256()
-        for path in sorted(p for p in folder.rglob("*.h*") if p.is_file()):
-            whole.update(f"{path.relative_to(folder).as_posix()}\0".encode())
-            whole.update(hashlib.sha256(path.read_bytes()).digest())
-        return {"version": ".".join(part[1] if part else "?" for part in parts), "digest": whole.hexdigest()}
-
-
 def find_toolchain(wanted: str | None, memo: Path | None) -> Toolchain:
     """Return clang or zig, and as its identity also lld's, HIP's and Composable Kernel's.
 
@@ -99,25 +80,6 @@ def find_toolchain(wanted: str | None, memo: Path | None) -> Toolchain:
             "hip": find_hip().identity,
             "composable_kernel": find_headers().digest,
         },
-    )
-
-
-def find_hip() -> HipHeaders:
-    """Return the HIP headers of ROCm, else of the system.
-
-    Raises
-    ------
-    UnsupportedError
-        If there are none.
-    """
-    roots = [rocm_root(), Path("/usr")]
-    for root in roots:
-        if (root / "include" / "hip" / "hip_runtime.h").is_file():
-            return HipHeaders(root)
-    looked = ", ".join(str(root / "include") for root in roots)
-    raise UnsupportedError(
-        f"no HIP headers: looked for hip/hip_runtime.h in {looked}; ROCm brings them, so does "
-        "`apt install libamdhip64-dev`; ROCM_PATH names a directory with include/hip"
     )
 
 
