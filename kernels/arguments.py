@@ -41,6 +41,7 @@ ARGUMENTS = {
     "jobs": "tasks at a time; default: what cores and free memory allow",
     "toolchain": "compiler: g++, clang++, zig or a path; default: $CXX, then what is installed",
     "cache": "cache directory; default: cache/ of this checkout",
+    "catalogue": "TOML file that says which kernels exist; default: kernels/catalogue/gemm_aquant.toml",
     "timeout": "seconds a selftest may take; default 120",
     "max_size": "for gc: what the cache may keep, as 500M or 2G",
 }
@@ -76,6 +77,8 @@ class Options:
         Compiler name or path.
     cache : Path or None
         The cache directory; None is the checkout's own.
+    catalogue : Path or None
+        The catalogue to take kernels from; None is the default one.
     timeout : float
         Seconds a selftest may take.
     max_size : int or None
@@ -95,6 +98,7 @@ class Options:
     jobs: int = 0
     toolchain: str | None = None
     cache: Path | None = None
+    catalogue: Path | None = None
     timeout: float = 120.0
     max_size: int | None = None
     command: str = "build"
@@ -233,6 +237,7 @@ _PARSERS: dict[str, Callable[[str, str, Path], Any]] = {
     "jobs": _parse_jobs,
     "toolchain": _parse_text,
     "cache": _parse_path,
+    "catalogue": _parse_path,
     "timeout": _parse_seconds,
     "max_size": _parse_size,
 }

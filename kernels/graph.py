@@ -24,7 +24,7 @@ from gemmill.errors import GemmillError, UnsupportedError
 from kernels.arguments import ARGUMENTS, Options, parse
 from kernels.backends import find_backend
 from kernels.build import Build, Outcome, State
-from kernels.catalogue import load_catalogue
+from kernels.catalogue import DEFAULT, load_catalogue
 from kernels.config import KernelConfig
 from kernels.paths import CHECKOUT, Paths
 from kernels.reporter import Reporter
@@ -94,7 +94,7 @@ class Graph:
         self.notice: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
         self.build = Build(self.paths, options.toolchain, lambda text: self.notice(text), provider=options.provider)
         self.simulator = Simulator(self.paths)
-        self.selection = Selection(options, load_catalogue())
+        self.selection = Selection(options, load_catalogue(options.catalogue or DEFAULT))
         self.refused: Counter[str] = Counter()
         self.selected = self._without_refused(self.selection.tasks)
         self._compiled = {config.id for config in self.selected["compile"]}
@@ -184,6 +184,7 @@ class Graph:
         given += [f"provider={options.provider}"] if options.provider != NATIVE else []
         given += [f"toolchain={options.toolchain}"] if options.toolchain else []
         given += [f"cache={options.cache}"] if options.cache else []
+        given += [f"catalogue={options.catalogue}"] if options.catalogue else []
         return shlex.join(["./mill", *given, task])
 
     # What the tasks do

@@ -71,6 +71,14 @@ inline void barrier() {
     GEMMILL_FENCE(__ATOMIC_ACQUIRE);
 }
 
+// The kernel's arguments, read anew: what follows a long loop then need not stay in registers during it.
+template <class Args>
+const Args& reload(const Args&) {
+    auto* args = (const __attribute__((address_space(4))) Args*)__builtin_amdgcn_kernarg_segment_ptr();
+    __asm__ volatile("" : "+s"(args));
+    return *(const Args*)args;
+}
+
 /* ---- Lane operations --------------------------------------------------------------------------------- */
 
 // v_perm_b32: result byte i is byte selector[i] of {high, low}; selector 12 gives 0x00 and 13 gives 0xff.

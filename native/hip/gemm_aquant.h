@@ -65,11 +65,9 @@ struct GemmAquant : Shape<Config> {
               b({args.b, args.ldb, n0, args.n, args.k}),
               aq({args.aq, args.ldaq, m0, args.m, ceil_div(args.k, kGroupK)}) {}
 
-        // How many leading tiles whole chunks make up; behind them come at most a few.
-        int regular(int tiles) const {
-#pragma nounroll
-            while (tiles > 0 && !(a.regular((tiles - 1) * kTileK) && b.regular((tiles - 1) * kTileK))) --tiles;
-            return tiles;
+        int regular_tiles() const {
+            const int of_a = a.regular_tiles(), of_b = b.regular_tiles();
+            return of_a < of_b ? of_a : of_b;
         }
         void fetch(int tile) {
             a.fetch(tile * kTileK);
@@ -100,18 +98,19 @@ struct GemmAquant : Shape<Config> {
         for (int n0 = (int)block_y() * kTileN; n0 < args.n; n0 += (int)kMaxGridY * kTileN) {
             Accumulators acc = {};
             Stages stages(args, m0, n0);
-            const int tiles = ceil_div(args.k, kTileK);
-            const int regular = stages.regular(tiles);
+            const int regular = stages.regular_tiles();  // edge tiles come last
             if constexpr (kBuffers == 2) double_buffered(stages, regular, acc);
             else single_buffered(stages, regular, acc);
+            const GemmArgs& again = reload(args);
+            Stages edge(again, m0, n0);
 #pragma nounroll
-            for (int tile = regular; tile < tiles; ++tile) {
-                stages.fill(tile);
+            for (int tile = regular; tile < ceil_div(again.k, kTileK); ++tile) {
+                edge.fill(tile);
                 barrier();  // the tile is whole
                 multiply(0, acc);
                 barrier();  // the tile has been read
             }
-            store(args, m0, n0, acc);
+            store(again, m0, n0, acc);
         }
     }
 
@@ -217,11 +216,16 @@ struct GemmAquant : Shape<Config> {
         constexpr int kElements = kChunk / kBytesC;
         u8* const out = (u8*)args.c + (m * args.ldc + n) * kBytesC;  // 64 bits, as ldc
         if (n + kElements <= args.n) return global_store<u32x4>(out, chunk);
-        GEMMILL_UNROLL
-        for (int j = 0; j < kElements; ++j) {
-            if (n + j >= args.n) continue;
-            if constexpr (kBytesC == 4) global_store<u32>(out + 4 * j, chunk[j]);
-            else global_store<u16>(out + 2 * j, (u16)(chunk[j / 2] >> j % 2 * 16));
+        // The last columns, one by one; shifting them down spares an index into registers.
+#pragma nounroll
+        for (int j = 0; n + j < args.n; ++j) {
+            if constexpr (kBytesC == 4) {
+                global_store<u32>(out + 4 * j, chunk[0]);
+                chunk = u32x4{chunk[1], chunk[2], chunk[3], 0};
+            } else {
+                global_store<u16>(out + 2 * j, (u16)chunk[0]);
+                chunk = chunk >> 16 | u32x4{chunk[1], chunk[2], chunk[3], 0} << 16;
+            }
         }
     }
 };

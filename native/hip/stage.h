@@ -6,7 +6,7 @@
  *
  * Beyond K a tile must be zero, in A and in B, since 0 * NaN would not vanish. Rows beyond the last one may hold
  * anything: their results are never stored. So only the end of K, and the end of the whole matrix, need care; the
- * tiles there that whole chunks don't fit (`regular` tells) are filled by element instead (`fill_edge`). */
+ * tiles there that whole chunks don't make up are filled by element instead (`fill_edge`). */
 #pragma once
 
 #include "hip/convert.h"
@@ -144,8 +144,10 @@ struct OperandStage {
         }
     }
 
-    bool regular(int k0) const {
-        return whole_bytes<kKind>(x) && (k0 + Shape::kTileK <= x.k_end || x.k_end % kElements == 0);
+    // How many leading tiles whole chunks make up.
+    int regular_tiles() const {
+        if (!whole_bytes<kKind>(x)) return 0;
+        return x.k_end % kElements == 0 ? ceil_div(x.k_end, Shape::kTileK) : x.k_end / Shape::kTileK;
     }
 
     void fetch(int k0) {
@@ -202,11 +204,15 @@ struct OperandStage<Shape, kKind, kRows, false> {
 
     explicit OperandStage(const Operand& operand) : x(operand) {}
 
-    // A chunk that runs past its last row reads rows of the next k, which is harmless, but must not run past the end.
-    bool regular(int k0) const {
-        const int k_stop = k0 + Shape::kTileK < x.k_end ? k0 + Shape::kTileK : x.k_end;
-        const i64 stop = (k_stop - 1) * x.ld + x.row0 + kRows;
-        return whole_bytes<kKind>(x) && k_stop % 4 == 0 && stop <= (x.k_end - 1) * x.ld + x.rows;
+    // How many leading tiles whole chunks make up. A chunk that runs past the last row reads rows of the next k,
+    // which is harmless, but must not run past the end of the matrix: the last tile can be hit by that.
+    static_assert(kRows <= Shape::kTileK, "no tile before the last two reaches the end");
+    int regular_tiles() const {
+        const int whole = x.k_end / Shape::kTileK, rest = x.k_end % Shape::kTileK;
+        const int excess = x.row0 + kRows - x.rows;
+        if (!whole_bytes<kKind>(x)) return 0;
+        if (excess <= 0 && rest % 4 == 0) return ceil_div(x.k_end, Shape::kTileK);
+        return whole > 0 && rest * x.ld < excess ? whole - 1 : whole;
     }
 
     void fetch(int k0) {

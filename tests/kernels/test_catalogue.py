@@ -9,7 +9,7 @@ from gemmill.arch import ARCHS
 from gemmill.errors import ArgumentError
 from test_name import KNOWN, KNOWN_GFX950
 
-from kernels.catalogue import CatalogueError, load_catalogue
+from kernels.catalogue import DEFAULT, CatalogueError, load_catalogue
 
 FOUR = ("fp8", "bf8", "fp8i4", "bf8i4")
 FLOAT_SCALES = ("fp8i4f32", "bf8i4f32")
@@ -156,3 +156,15 @@ def test_file_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "some.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(CatalogueError, match="is not TOML"):
         load_catalogue(tmp_path / "some.toml")
+
+
+def test_large_tiles():
+    large = load_catalogue(DEFAULT.with_name("large_tiles.toml"))
+    assert large.archs == ("gfx90a", "gfx942", "gfx950")
+    for arch in large.archs:
+        assert len(large.configs(arch)) == 42
+    # The known right name of a larger tile.
+    name = "gemm_aquant_fp8_rcr_compv3_cshuffle_intrawave_128x128x128_1x4x1_16x16x32_qg1x1x128_preshufflequant"
+    assert name in {config.name for config in large.configs("gfx942")}
+    default = {config.id for arch in large.archs for config in load_catalogue().configs(arch)}
+    assert not default & {config.id for arch in large.archs for config in large.configs(arch)}

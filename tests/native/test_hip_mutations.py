@@ -18,7 +18,7 @@ from kernels.codegen import Codegen
 from kernels.config import KernelConfig
 from kernels.simulator import SimulatorError
 
-SHAPES = [(17, 80, 384), (16, 64, 512), (7, 33, 130), (1, 64, 1024), (5, 80, 400)]
+SHAPES = [(17, 80, 384), (16, 64, 512), (7, 33, 130), (1, 64, 1024), (5, 80, 400), (16, 80, 512), (16, 64, 258)]
 
 
 def kernel(arch: str, variant: str, layout: str, family: str = "decode") -> KernelConfig:
@@ -30,6 +30,8 @@ FP8 = kernel("gfx942", "fp8", "rcr")
 BF8_950 = kernel("gfx950", "bf8", "rrr")
 FP8_90A = kernel("gfx90a", "fp8", "crr")
 BF8_90A = kernel("gfx90a", "bf8", "rcr")
+RRR = kernel("gfx942", "fp8", "rrr")
+CRR = kernel("gfx942", "fp8", "crr")
 INT4 = kernel("gfx942", "fp8i4", "rcr")
 INT4_CRR = kernel("gfx950", "bf8i4", "crr")
 INT4_F32 = kernel("gfx942", "fp8i4f32", "rcr")
@@ -174,8 +176,17 @@ FAULTS = [
         message="outside of every allocation",
     ),
     Fault("columns beyond N are stored", GEMM, "if (n + kElements <= args.n) return", "return"),
-    Fault("an edge tile is left out", GEMM, "tile = regular; tile < tiles", "tile = tiles; tile < tiles"),
-    Fault("edges are not told from the rest", STAGE, "x.k_end % kElements == 0);", "true);"),
+    Fault("an edge tile is left out", GEMM, "tile = regular; tile <", "tile = 1 << 30; tile <"),
+    Fault("edges are not told from the rest", STAGE, "return x.k_end % kElements == 0 ?", "return true ?"),
+    Fault(
+        "the last rows' chunks run past the matrix",
+        STAGE,
+        "rest * x.ld < excess ? whole - 1 : whole",
+        "false ? whole : whole",
+        (RRR,),
+        "outside of every allocation",
+    ),
+    Fault("a partial tile of odd K is not an edge", STAGE, "excess <= 0 && rest % 4 == 0", "excess <= 0", (CRR,)),
 ]
 
 # Changes that only move work about: they must not be found, or the test would prove nothing.
@@ -186,7 +197,7 @@ HARMLESS = [
     Fault(
         "OCP for both of int4 and its scale", CONVERT, "return arch != Arch::gfx950;", "return arch == Arch::gfx90a;"
     ),
-    Fault("every tile is an edge tile", STAGE, "return whole_bytes<kKind>(x) &&", "return false &&"),
+    Fault("every tile is an edge tile", GEMM, "return of_a < of_b ? of_a : of_b;", "return of_a & of_b & 0;"),
 ]
 
 
