@@ -37,6 +37,7 @@ from kernels.toolchain import Toolchain
 __all__ = ["TEMPLATE", "commands", "context", "find_toolchain", "flags", "notes", "resources", "why_not"]
 
 TEMPLATE = "ck_tile.cpp.j2"
+ASSEMBLY = "kernel.s"
 
 _COMMON = ("-x", "hip", "-std=c++17", "-nogpulib", "-fuse-cuid=none", "-DNDEBUG", "-D__HIP_PLATFORM_AMD__")
 # zig's own clang knows no C++ library and no HIP; commands() names both.
@@ -149,8 +150,8 @@ def commands(config: KernelConfig, source: Path, native: Path, library: Path, to
     ck = [*ours, *_system_headers(native, toolchain)]
     clang = [toolchain.command[0], "clang"] if toolchain.kind == "zig" else list(toolchain.command)
     return [
-        [*clang, *step["device"], *ck, str(source), "-o", "kernel.s"],
-        [*clang, *step["assemble"], "kernel.s", "-o", "kernel.o"],
+        [*clang, *step["device"], *ck, str(source), "-o", ASSEMBLY],
+        [*clang, *step["assemble"], ASSEMBLY, "-o", "kernel.o"],
         [*_find_lld(toolchain), *step["link"], "kernel.o", "-o", hip.CODE_OBJECT],
         [*clang, *step["image"], *ours, os.devnull, "-o", "image.o"],
         [*clang, *step["plan"], *ck, str(source), "-o", "plan.o"],
@@ -177,11 +178,24 @@ def _system_headers(native: Path, toolchain: Toolchain) -> list[str]:
 
 
 def resources(config: KernelConfig, output: str, work: Path) -> dict[str, Any]:
-    """Return registers, LDS and the like of each instance, by its suffix."""
-    prefix = f"{config.name}_"
+    """Return registers, LDS, matrix instructions and the like of each instance, by its suffix.
+
+    Raises
+    ------
+    UnsupportedError
+        If an instance has no matrix instruction: a warp tile that Composable Kernel has none for compiles to zeros.
+    """
     figures = read_kernels(work / hip.CODE_OBJECT)
-    wanted = [str(one["suffix"]) for one in context(config)["instances"]]
-    return {suffix: figures[prefix + suffix] for suffix in wanted}
+    assembly = (work / ASSEMBLY).read_text(encoding="utf-8", errors="replace")
+    found = {}
+    for one in context(config)["instances"]:
+        name = f"{config.name}_{one['suffix']}"
+        body = re.search(rf"^{name}:(.*?)^\.Lfunc_end", assembly, re.MULTILINE | re.DOTALL)
+        count = len(re.findall(r"\bv_mfma_", body[1])) if body else 0
+        if not count:
+            raise UnsupportedError(f"{name} has no matrix instruction: its results would be zeros")
+        found[one["suffix"]] = {**figures[name], "matrix_instructions": count}
+    return found
 
 
 def _limits(config: KernelConfig, headers: Headers) -> dict[str, int]:
