@@ -122,7 +122,14 @@ def main() -> None:
     options = parser.parse_args()
     toolchain = hip.find_toolchain(None, CHECKOUT.build / "memo" / "toolchain.json")
     head = ["variant", "layout", "family", "tile", *KINDS, "sum", "VGPRs", "SGPRs", "LDS bytes"]
-    lines = [f"Compiled with {toolchain.identity['version']}."]
+    lines = [
+        "# Instructions of AMD kernels",
+        "",
+        "Made by `python bench/amd_instructions.py --out docs/amd-instructions.md`: the main loop of each kernel, for",
+        "each 256 of K, as one wave issues it. Counted in the assembly, not measured.",
+        "",
+        f"Compiled with {toolchain.identity['version']}.",
+    ]
     for arch in options.archs or ARCHS:
         lines += ["", f"## {arch}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows(arch, toolchain)]
     text = "\n".join(lines) + "\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemmill.errors import GemmillError
+from gemmill.streams import prepare_streams
 
 from kernels.arguments import Options, UsageError, help_text, parse
 from kernels.interrupt import Interrupted, catch_signals, reader_gone
@@ -26,6 +27,7 @@ _GRACE = 1.0  # seconds that threads have to remove their temporary files after 
 def main(args: Sequence[str]) -> int:
     """Run one command line and return the exit status."""
     catch_signals()
+    prepare_streams()
     try:
         # `mill` goes to the checkout; paths on the command line are meant from where the caller stood.
         options = parse(args, Path(os.environ.get("MILL_CWD") or Path.cwd()))

@@ -92,9 +92,18 @@ class Graph:
         self.options = options
         self.paths = Paths.of(paths.root, options.cache or paths.cache, paths.build)
         self.notice: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
-        self.build = Build(self.paths, options.toolchain, lambda text: self.notice(text), provider=options.provider)
+        catalogue = load_catalogue(options.catalogue or DEFAULT)
+        # Kernels of a catalogue that was asked for come beside those of the default one.
+        follows = None if options.catalogue else catalogue
+        self.build = Build(
+            self.paths,
+            options.toolchain,
+            lambda text: self.notice(text),
+            catalogue=follows,
+            provider=options.provider,
+        )
         self.simulator = Simulator(self.paths)
-        self.selection = Selection(options, load_catalogue(options.catalogue or DEFAULT))
+        self.selection = Selection(options, catalogue)
         self.refused: Counter[str] = Counter()
         self.selected = self._without_refused(self.selection.tasks)
         self._compiled = {config.id for config in self.selected["compile"]}

@@ -71,15 +71,16 @@ class Simulator:
         headers : Path, optional
             A native/ directory to take the kernel's headers from, instead of the checkout's.
         """
-        objects = self.objects()
         with tempfile.TemporaryDirectory(prefix="gemmill-sim-") as folder:
             library = Path(folder) / SONAME
-            self._compile(
-                ["-O1", *self._includes(headers), "-shared", f"-Wl,-soname,{SONAME}", "-x", "c++", str(source)],
-                ["-x", "none", *map(str, objects), "-o", str(library)],
-                folder,
-            )
+            self.build(source, library, headers)
             yield library
+
+    def build(self, source: Path, library: Path, headers: Path | None = None) -> None:
+        """Compile a generated source to the simulated device `library`; `headers` as for `device`."""
+        objects = [str(path) for path in self.objects()]
+        first = ["-O1", *self._includes(headers), "-shared", f"-Wl,-soname,{SONAME}", "-x", "c++", str(source)]
+        self._compile(first, ["-x", "none", *objects, "-o", str(library)], library.parent)
 
     def objects(self) -> list[Path]:
         """Return the simulator's own objects, compiled if they are not there yet."""

@@ -46,6 +46,8 @@ def remarks(build: Build, configs: list[KernelConfig]) -> list[str]:
     for config in configs:
         try:
             reason = build.why_not(config)
+            if not reason:
+                build.toolchain(config.arch)
             said |= dict.fromkeys([f"refused: {reason}"] if reason else [f"note: {n}" for n in build.notes(config)])
         except UnsupportedError as error:
             said[f"no backend: {error}"] = None

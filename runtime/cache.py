@@ -24,7 +24,7 @@ manifest.json:
     arch, name  what the index calls it
     provider    whose code it is; absent means `native`
     notes       what a user must know of it, in sentences; absent means nothing
-    config      the fields of the kernel's config and nothing else; triples are lists
+    config      the fields of the kernel's config and nothing else; triples are lists; the same as in inputs
     target      {"machine": ..., "system": ...} as platform.machine() and platform.system() say
     files       {"kernel.so": {"size": bytes, "sha256": hex}}
     build       seconds, command, compiler: facts that do not enter the key
@@ -52,6 +52,7 @@ from gemmill.trust import why_untrusted
 INDEX_SCHEMA = 1
 MANIFEST_SCHEMA = 1
 NATIVE = "native"
+_ENTRY = ".json"
 LIBRARY = "kernel.so"
 MANIFEST = "manifest.json"
 SELFTEST = "selftest.json"
@@ -161,7 +162,7 @@ class Cache:
     def index_path(self, arch: str, name: str, provider: str = NATIVE) -> Path:
         """Return where the index keeps a kernel's current key."""
         folder = self.root / "index" / arch
-        return (folder if provider == NATIVE else folder / provider) / f"{name}.json"
+        return (folder if provider == NATIVE else folder / provider) / f"{name}{_ENTRY}"
 
     def entries(
         self, arch: str | None = None, pattern: str = "*", provider: str | None = NATIVE
@@ -170,16 +171,27 @@ class Cache:
 
         A `provider` of None means all of them.
         """
-        index = self.root / "index"
-        for folder in _names(index) if arch is None else [arch]:
-            for one in [NATIVE, *_names(index / folder)] if provider is None else [provider]:
-                for file in _names(self.index_path(folder, "", one).parent):
-                    name, dot, suffix = file.rpartition(".")
-                    if dot and suffix == "json" and fnmatchcase(name, pattern):
+        for folder in self.archs() if arch is None else [arch]:
+            for one in self.providers(folder) if provider is None else [provider]:
+                for name in self.names(folder, one):
+                    if fnmatchcase(name, pattern):
                         try:
                             yield self.entry(folder, name, one)
                         except (CorruptObject, KernelNotFound):
                             continue
+
+    def archs(self) -> list[str]:
+        """Return the archs that the index has kernels for, sorted."""
+        return _names(self.root / "index")
+
+    def providers(self, arch: str) -> list[str]:
+        """Return the providers that the index has kernels of, the native one first."""
+        return [NATIVE, *(name for name in _names(self.root / "index" / arch) if not name.endswith(_ENTRY))]
+
+    def names(self, arch: str, provider: str = NATIVE) -> list[str]:
+        """Return a provider's names in the index of an arch, sorted, whether or not their entries are readable."""
+        folder = self.index_path(arch, "", provider).parent
+        return [file.removesuffix(_ENTRY) for file in _names(folder) if file.endswith(_ENTRY)]
 
     def entry(self, arch: str, name: str, provider: str = NATIVE) -> IndexEntry:
         """Return the index entry of a provider's kernel.
@@ -290,7 +302,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         data = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CorruptObject(f"{path} is not readable JSON: {error}") from None
     if not isinstance(data, dict):
         raise CorruptObject(f"{path} holds a JSON {type(data).__name__}, not an object")
@@ -309,6 +321,11 @@ def _check_manifest(path: Path, key: str, manifest: dict[str, Any]) -> None:
             raise CorruptObject(f"{path / MANIFEST}: {field!r} is missing or not a {kind.__name__}")
     if sha256_text(canonical_json(manifest["inputs"])) != key:
         raise CorruptObject(f"{path / MANIFEST}: its inputs do not hash to its key")
+    # What a caller goes by is what was hashed.
+    if manifest["config"] != manifest["inputs"].get("config"):
+        raise CorruptObject(f"{path / MANIFEST}: its config is not the one of its inputs")
+    if manifest["arch"] != manifest["config"].get("arch"):
+        raise CorruptObject(f"{path / MANIFEST}: its arch is not the one of its config")
     recorded = manifest.get("files", {}).get(LIBRARY) if isinstance(manifest.get("files"), dict) else None
     if not isinstance(recorded, dict) or set(recorded) != {"size", "sha256"}:
         raise CorruptObject(f"{path / MANIFEST} does not say size and sha256 of {LIBRARY}")

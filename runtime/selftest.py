@@ -26,6 +26,7 @@ import json
 import os
 import platform
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -34,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmill import __version__
-from gemmill.cache import LIBRARY, NATIVE, SELFTEST, Cache
+from gemmill.cache import LIBRARY, MANIFEST, NATIVE, SELFTEST, Cache
 from gemmill.device import cpu_model
 from gemmill.errors import CorruptObject
 from gemmill.loader import examine
@@ -126,7 +127,9 @@ def run_selftest(
 
 def child_argv(arguments: Sequence[str]) -> list[str]:
     """Return the command that runs the checks of gemmill.selfcheck."""
-    return [sys.executable, "-m", "gemmill", "_selftest-child", *arguments]
+    # A folder named gemmill in the working directory must not be taken for us.
+    safe_path = ["-P"] if sys.version_info >= (3, 11) else []
+    return [sys.executable, *safe_path, "-m", "gemmill", "_selftest-child", *arguments]
 
 
 def _run_child(arguments: Sequence[str], timeout: float, run: Runner) -> dict[str, Any]:
@@ -191,7 +194,6 @@ def run_child(argv: Sequence[str], timeout: float) -> tuple[int, str, str]:
         encoding="utf-8",
         errors="replace",
         start_new_session=True,
-        env=_child_environment(),
     ) as process:
         try:
             stdout, stderr = process.communicate(timeout=timeout)
@@ -212,13 +214,12 @@ def _kill(process: subprocess.Popen[str]) -> None:
         process.kill()
 
 
-def _child_environment() -> dict[str, str]:
-    """Return an environment in which a folder named gemmill in the working directory is not taken for us."""
-    return dict(os.environ, PYTHONSAFEPATH="1")  # Python 3.11 and later
-
-
 def _save(path: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """Write a record by way of a temporary file, so that readers see the old one or the new one."""
+    """Write a record by way of a temporary file, so that readers see the old one or the new one.
+
+    Whoever may read the manifest may read the record, whatever the umask: in a shared cache the kernel would
+    otherwise be untested for the others.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         try:
@@ -226,6 +227,7 @@ def _save(path: Path, record: dict[str, Any]) -> dict[str, Any]:
                 json.dump(record, file, indent=1)
                 file.write("\n")
                 file.flush()
+                os.fchmod(file.fileno(), stat.S_IMODE(path.with_name(MANIFEST).stat().st_mode))
                 os.fsync(file.fileno())
             temporary.replace(path)
         finally:

@@ -1,12 +1,15 @@
 """What each task of the graph does, and what it says when it fails."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from factory import make_copier
 from gemmill.errors import GemmillError, UnsupportedError
 
 from kernels.arguments import parse
 from kernels.build import Outcome, State
+from kernels.describe import describe_config
 from kernels.graph import Graph, KernelFailed
 
 
@@ -39,6 +42,20 @@ def test_generating_needs_no_compiler():
     (task, *_) = (found.codegen_task(config) for config in found.selected["codegen"])
     assert found.run_codegen(found.selected["codegen"][0]) == {"outcome": "generated"}
     assert task["uptodate"][0]() is True
+
+
+def test_the_index_follows_the_catalogue(tmp_path, prebuilt):
+    compiler = make_copier(tmp_path / "bin", prebuilt)
+    arguments = f"cache={tmp_path / 'cache'}", f"toolchain={compiler.path}"
+    found = graph("arch=generic", "variant=fp8", "layout=rcr", "family=decode", *arguments)
+    (config,) = found.selected["compile"]
+    old = replace(config, tile=(2 * config.tile[0], *config.tile[1:]))
+    found.build.store.set_index("generic", old.name, "0" * 64, describe_config(old))
+    notices = []
+    found.notice = notices.append
+    assert found.run_compile(config)["outcome"] == "built"
+    assert found.build.store.cache.names("generic") == [config.name]
+    assert len(notices) == 1 and old.name in notices[0]
 
 
 class FakeBuild:

@@ -6,11 +6,13 @@ import ctypes
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from gemmill.cache import sha256_text
 from problems import OUT_DTYPES, Problem
 
 from kernels.codegen import Codegen
@@ -110,6 +112,32 @@ def simulated(config: KernelConfig, headers: Path | None = None) -> Iterator[Dev
     """Give the simulated device of a kernel."""
     with SIMULATOR.device(Codegen(PATHS).generate(config), headers) as library:
         yield Device(library)
+
+
+class Prefetched:
+    """Simulated devices of many kernels, compiled ahead on all cores while the first are in use."""
+
+    def __init__(self, configs: list[KernelConfig], folder: Path) -> None:
+        self._pool = ThreadPoolExecutor(os.cpu_count())
+        codegen = Codegen(PATHS)
+
+        def build(config: KernelConfig) -> Path:
+            library = folder / f"{sha256_text(config.id)[:16]}.so"
+            SIMULATOR.build(codegen.generate(config), library)
+            return library
+
+        self._libraries = {config: self._pool.submit(build, config) for config in configs}
+
+    @contextmanager
+    def device(self, config: KernelConfig) -> Iterator[Device]:
+        """Give a kernel's device; its library is removed afterwards."""
+        library = self._libraries[config].result()
+        yield Device(library)
+        library.unlink()
+
+    def close(self) -> None:
+        """Compile no more."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 @contextmanager

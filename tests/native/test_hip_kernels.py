@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from problems import check, random_problem
-from simulated import GFX, ORDERS, GemmArgs, Mutation, simulated
+from simulated import GFX, ORDERS, Device, GemmArgs, Mutation, Prefetched, simulated
 
 from kernels.catalogue import load_catalogue
 from kernels.config import KernelConfig
@@ -38,17 +39,32 @@ def shapes_of(number: int, everything: bool) -> list[tuple[int, int, int]]:
     return [*(SHAPES + SHAPES)[start : start + PART], ODD[number % len(ODD)]]
 
 
-def run(config: KernelConfig, shapes: list[tuple[int, int, int]], seed: int = 0, **pads: object) -> None:
+def multiply_all(device: Device, config: KernelConfig, shapes: list[tuple[int, int, int]]) -> None:
+    for turn, shape in enumerate(shapes):
+        p = random_problem(config, shape, shuffled=config.family_row.preshuffle)
+        check(config, p, device.multiply(config, p, ORDERS[turn % 3]))
+
+
+def run(config: KernelConfig, shapes: list[tuple[int, int, int]]) -> None:
     with simulated(config) as device:
-        for turn, shape in enumerate(shapes):
-            p = random_problem(config, shape, seed, shuffled=config.family_row.preshuffle, **pads)
-            check(config, p, device.multiply(config, p, ORDERS[(turn + seed) % 3]))
+        multiply_all(device, config, shapes)
+
+
+@pytest.fixture(scope="module")
+def devices(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefetched]:
+    """Give the devices of the kernels whose tests were selected."""
+    numbers = [item.callspec.params.get("number") for item in request.session.items if hasattr(item, "callspec")]
+    wanted = [CONFIGS[number] for number in numbers if isinstance(number, int)]
+    prefetched = Prefetched(wanted, tmp_path_factory.mktemp("devices"))
+    yield prefetched
+    prefetched.close()
 
 
 @pytest.mark.parametrize("number", range(len(CONFIGS)), ids=lambda number: config_id(CONFIGS[number]))
-def test_kernel(number: int, request: pytest.FixtureRequest) -> None:
+def test_kernel(number: int, devices: Prefetched, request: pytest.FixtureRequest) -> None:
     everything = request.config.getoption("--simulate") == "all"
-    run(CONFIGS[number], shapes_of(number, everything))
+    with devices.device(CONFIGS[number]) as device:
+        multiply_all(device, CONFIGS[number], shapes_of(number, everything))
 
 
 def pick(arch: str, variant: str, layout: str, family: str = "decode") -> KernelConfig:

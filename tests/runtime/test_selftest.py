@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gemmill import selftest
-from gemmill.cache import LIBRARY, SELFTEST, Cache
+from gemmill.cache import LIBRARY, MANIFEST, SELFTEST, Cache
 from gemmill.errors import CorruptObject, Refused
 from gemmill.fence import Arena
 from gemmill.harness import CheckFailed
@@ -22,6 +23,8 @@ from gemmill.selfcheck import Checker, check_object
 from gemmill.selftest import run_selftest
 from generators import DAMAGES, FAULTS, configs, object_directory
 from support import add_fake, add_object, fake_config, fake_library
+
+from kernels import process
 
 
 def record_file(cache: Cache, key: str) -> dict:
@@ -177,7 +180,10 @@ def test_the_injected_runner_gets_the_command_and_the_limit(cache, untested):
         return done.returncode, done.stdout, done.stderr
 
     assert run_selftest(cache, untested, timeout=7, run=run)["outcome"] == "passed"
-    assert seen == [([sys.executable, "-m", "gemmill", "_selftest-child", str(cache.root), untested], 7)]
+    ((argv, timeout),) = seen
+    assert (argv[0], argv[-5:], timeout) == (
+        sys.executable, ["-m", "gemmill", "_selftest-child", str(cache.root), untested], 7
+    )  # fmt: skip
 
 
 def test_a_kernel_for_another_machine_is_untested_not_failed(cache):
@@ -238,6 +244,18 @@ def test_the_record_is_replaced_in_one_step(cache, untested, monkeypatch):
     assert {p.name for p in object_directory(cache, untested).iterdir()} == {"kernel.so", "manifest.json", SELFTEST}
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o664])
+def test_whoever_may_read_the_manifest_may_read_the_record(cache, untested, mode):
+    folder = object_directory(cache, untested)
+    (folder / MANIFEST).chmod(mode)
+    before = os.umask(0o077)
+    try:
+        assert run_selftest(cache, untested)["saved"]
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((folder / SELFTEST).stat().st_mode) == mode
+
+
 def test_the_child_takes_no_gemmill_from_the_working_directory(cache, untested, tmp_path, monkeypatch):
     (tmp_path / "gemmill").mkdir()
     (tmp_path / "gemmill" / "__init__.py").write_text("raise SystemExit('planted')")
@@ -245,6 +263,8 @@ def test_the_child_takes_no_gemmill_from_the_working_directory(cache, untested, 
     if sys.version_info < (3, 11):
         pytest.skip("Python 3.10 has no safe path")
     assert run_selftest(cache, untested)["outcome"] == "passed"
+    # Whichever runner it is given.
+    assert run_selftest(cache, untested, run=process.run)["outcome"] == "passed"
 
 
 def test_run_child_kills_what_the_child_started():
