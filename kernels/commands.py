@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemmill.errors import GemmillError
+from gemmill.errors import GemmillError, UnsupportedError
 from gemmill.streams import prepare_streams
 
 from kernels.arguments import Options, UsageError, help_text, parse
@@ -85,12 +85,21 @@ def list_kernels(options: Options) -> int:
 
     graph = Graph(options)
     configs = graph.selection.find(options.words)
+    unbuildable: dict[str, None] = {}
     print(f"{'state':<10} {'key':<12} kernel")
     for config in configs:
         state, key = describe(graph.build, config)
         print(f"{state:<10} {key[:12]:<12} {config.id}")
+        if not key:
+            unbuildable.setdefault(config.arch)
     for remark in remarks(graph.build, configs):
         print(remark)
+    sys.stdout.flush()
+    for arch in unbuildable:
+        try:
+            graph.build.toolchain(arch)
+        except UnsupportedError as error:
+            print(f"mill: {error}", file=sys.stderr)
     return OK
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import shlex
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from doit.doit_cmd import get_var  # type: ignore[import-untyped]
@@ -194,7 +196,13 @@ class Graph:
         given += [f"toolchain={options.toolchain}"] if options.toolchain else []
         given += [f"cache={options.cache}"] if options.cache else []
         given += [f"catalogue={options.catalogue}"] if options.catalogue else []
-        return shlex.join(["./mill", *given, task])
+        given += [f"timeout={options.timeout:g}"] if options.timeout != Options.timeout else []
+        # As it must be typed where the caller stands, who may have set CXX for one command.
+        here = Path(os.environ.get("MILL_CWD") or Path.cwd()).resolve()
+        mill = "./mill" if here == self.paths.root.resolve() else str(self.paths.root / "mill")
+        compiler = "" if options.toolchain else os.environ.get("CXX", "")
+        prefix = f"CXX={shlex.quote(compiler)} " if compiler else ""
+        return prefix + shlex.join([mill, *given, task])
 
     # What the tasks do
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +45,9 @@ def remarks(build: Build, configs: list[KernelConfig]) -> list[str]:
     """Return what must be said of these kernels, each thing once: why some are refused, what to know of the others."""
     said: dict[str, None] = {}
     for config in configs:
-        try:
+        with contextlib.suppress(UnsupportedError):  # no backend: nothing is known of its kernels
             reason = build.why_not(config)
-            if not reason:
-                build.toolchain(config.arch)
             said |= dict.fromkeys([f"refused: {reason}"] if reason else [f"note: {n}" for n in build.notes(config)])
-        except UnsupportedError as error:
-            said[f"no backend: {error}"] = None
     return list(said)
 
 

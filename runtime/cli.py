@@ -238,7 +238,7 @@ def _selftest_work(options: argparse.Namespace) -> Iterator[tuple[Cache, str, st
         for entry in cache.entries(options.arch, provider=options.provider):
             candidate = examine(cache, entry.key, entry, allow_untested=True)
             # Without --all: those whose selftest is still to be done.
-            if options.all or (candidate.refusal is None and candidate.outcome == "untested"):
+            if options.all or (candidate.refusal is None and candidate.outcome in ("untested", "simulated")):
                 yield cache, entry.key, f"{entry.arch}/{entry.name}"
 
 

@@ -211,7 +211,7 @@ def test_a_kernel_that_does_not_compile_stops_no_other(mill):
     assert failed[1].endswith(":7:1: error: broken on purpose")
     repeats = [line.strip() for line in failed if line.startswith("    repeat: ")]
     assert repeats[0].startswith(f"repeat: {mill.compiler}")
-    assert repeats[1].startswith(f"repeat: ./mill compile:generic/{PRESHUFFLE}")
+    assert repeats[1].startswith(f"repeat: CXX={mill.compiler} ./mill compile:generic/{PRESHUFFLE}")
     assert lines[-1].startswith("2 kernels (generic): 1 passed, 1 compile failed;")
     assert "selftest:" not in "".join(line for line in lines if PRESHUFFLE in line)
     assert len(mill.objects()) == 1

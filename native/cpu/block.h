@@ -9,6 +9,7 @@
  */
 #pragma once
 
+#include "cpu/one_row.h"
 #include "cpu/scales.h"
 #include "cpu/workspace.h"
 
@@ -88,6 +89,9 @@ template <typename Kernel>
 void run_rectangle(const Workspace<Kernel>& ws, const Problem& p, const Rectangle& rect) {
     const int64_t rows = rect.m1 - rect.m0;
     if (p.k == 0) return store_zeros<Kernel>(p, rect);
+    if constexpr (kDecodesInRegisters) {
+        if (p.m == 1) return run_one_row<Kernel>(ws, p, rect);
+    }
     for (int64_t k0 = 0; k0 < p.k; k0 += Kernel::kTileK) {
         const int depth = static_cast<int>(min_of<int64_t>(p.k - k0, Kernel::kTileK));
         const ScaleView scales = Kernel::ScaleLayout::view(p, rect.m0, k0 / kGroupK);

@@ -11,6 +11,7 @@ from kernels.arguments import parse
 from kernels.build import Outcome, State
 from kernels.describe import describe_config
 from kernels.graph import Graph, KernelFailed
+from kernels.paths import CHECKOUT, Paths
 
 
 def graph(*args):
@@ -114,6 +115,23 @@ def test_failed_compilation_can_be_repeated_in_a_shell(one):
     assert (failed.message, failed.outcome, failed.repeat) == ("error: x", "compile failed", "g++ -c 'a b' && ld")
 
 
-def test_the_command_to_repeat_keeps_what_matters(tmp_path):
-    found = graph(f"cache={tmp_path}/a b", "toolchain=g++", "out=f16", "jobs=3")
-    assert found.command("compile:x/y") == f"./mill toolchain=g++ 'cache={tmp_path}/a b' compile:x/y"
+@pytest.mark.parametrize(
+    ("args", "cxx", "said"),
+    [
+        ((), "", "./mill"),
+        (("out=f16", "jobs=3", "timeout=120"), "", "./mill"),
+        (("toolchain=g++", "cache=/a b"), "clang++", "./mill toolchain=g++ 'cache=/a b'"),
+        (("out=f32,f16", "timeout=0.5"), "ccache g++", "CXX='ccache g++' ./mill out=f32,f16 timeout=0.5"),
+    ],
+)
+def test_the_command_to_repeat_keeps_what_matters(monkeypatch, args, cxx, said):
+    monkeypatch.setenv("MILL_CWD", str(CHECKOUT.root))
+    monkeypatch.setenv("CXX", cxx)
+    assert graph(*args).command("compile:x/y") == f"{said} compile:x/y"
+
+
+def test_the_command_to_repeat_is_for_where_the_caller_stands(monkeypatch, tmp_path):
+    monkeypatch.setenv("MILL_CWD", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    found = Graph(parse(()), Paths.of(tmp_path / "check out"))
+    assert found.command("compile:x/y") == f"'{tmp_path}/check out/mill' compile:x/y"

@@ -103,7 +103,9 @@ def test_plain_lines_then_a_table_then_the_sum(run):
     assert "\x1b" not in "".join(lines)
 
 
-def test_failures_come_last_with_message_and_commands(run):
+def test_failures_come_last_with_message_and_commands(run, monkeypatch):
+    monkeypatch.setenv("MILL_CWD", str(CHECKOUT.root))
+    monkeypatch.delenv("CXX", raising=False)
     run.fail("compile", run.first, KernelFailed("a.h:1: error: x\n  note", "compile failed", "g++ 'a b'"))
     run.reporter.add_failure(run.task("selftest", run.first), TaskError("unmet"))
     run.succeed("selftest", run.second, "passed", error=0.1)

@@ -152,6 +152,13 @@ def test_selftest_runs_what_is_untested(found_cache, capsys):
     assert lines(capsys)[-1] == "2 tested, 1 failed"
 
 
+def test_selftest_tests_what_was_only_simulated(found_cache, capsys):
+    key = add_fake(found_cache.root, outcome="simulated")
+    assert main(["selftest"]) == 0
+    assert lines(capsys)[-1] == "1 tested, 0 failed"
+    assert found_cache.read(key).outcome == "passed"
+
+
 def test_selftest_of_a_corrupt_object_fails(found_cache, capsys):
     key = add_fake(found_cache.root)
     DAMAGES["flipped bit"][0](object_directory(found_cache, key))
