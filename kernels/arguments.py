@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from gemmill.arch import ARCHS, find_arch, host_archs
+from gemmill.cache import NATIVE
 from gemmill.errors import ArgumentError
 from gemmill.layout import LAYOUTS
 from gemmill.variant import OUTPUTS, VARIANTS
 
+from kernels.backends import PROVIDERS
 from kernels.config import FAMILIES
 
 COMMANDS = {
@@ -35,6 +37,7 @@ ARGUMENTS = {
     "family": "families: " + ", ".join(FAMILIES),
     "layout": "layouts: " + ", ".join(LAYOUTS),
     "out": "output types: " + ", ".join(OUTPUTS) + "; default f16",
+    "provider": "whose kernels: native (gemmill's own, the default) or ck_tile (AMD's Composable Kernel)",
     "jobs": "tasks at a time; default: what cores and free memory allow",
     "toolchain": "compiler: g++, clang++, zig or a path; default: $CXX, then what is installed",
     "cache": "cache directory; default: cache/ of this checkout",
@@ -49,7 +52,7 @@ FLAGS = {
 }
 
 # What each command reads; help, which may be asked for in the middle of a thought, takes anything.
-_KERNELS = ("arch", "variant", "family", "layout", "out", "toolchain", "cache", "TASK")
+_KERNELS = (*("arch", "variant", "family", "layout", "out"), *("provider", "catalogue", "toolchain", "cache"), "TASK")
 _TAKES = {
     "build": (*(name for name in ARGUMENTS if name != "max_size"), *FLAGS, "TASK"),
     "list": _KERNELS,
@@ -79,6 +82,8 @@ class Options:
         Only these kernels; empty means this machine's best CPU arch, and all of the others.
     out : tuple of str
         Output types.
+    provider : str
+        Whose kernels.
     jobs : int
         Tasks at a time; 0 chooses by cores and memory.
     toolchain : str or None
@@ -102,6 +107,7 @@ class Options:
     family: tuple[str, ...] = ()
     layout: tuple[str, ...] = ()
     out: tuple[str, ...] = ("f16",)
+    provider: str = NATIVE
     jobs: int = 0
     toolchain: str | None = None
     cache: Path | None = None
@@ -209,6 +215,13 @@ def _parse_archs(name: str, text: str, cwd: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(archs))
 
 
+def _parse_provider(name: str, text: str, cwd: Path) -> str:
+    known = (NATIVE, *PROVIDERS)
+    if text not in known:
+        raise UsageError(f"unknown {name}={text}{_near(text, known)}: accepted is one of {', '.join(known)}")
+    return text
+
+
 def _parse_jobs(name: str, text: str, cwd: Path) -> int:
     if not re.fullmatch("[1-9][0-9]{0,3}", text):
         raise UsageError(f"{name}={text}: needed a whole number from 1 to 9999")
@@ -247,6 +260,7 @@ _PARSERS: dict[str, Callable[[str, str, Path], Any]] = {
     "family": _names(FAMILIES),
     "layout": _names(LAYOUTS),
     "out": _names(OUTPUTS),
+    "provider": _parse_provider,
     "jobs": _parse_jobs,
     "toolchain": _parse_text,
     "cache": _parse_path,

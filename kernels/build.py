@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from gemmill.arch import find_arch
-from gemmill.cache import LIBRARY, MANIFEST_SCHEMA, CacheObject
-from gemmill.errors import CorruptObject, GemmillError, KernelNotFound
+from gemmill.cache import LIBRARY, MANIFEST_SCHEMA, NATIVE, CacheObject
+from gemmill.errors import CorruptObject, GemmillError, KernelNotFound, UnsupportedError
 
 from kernels import process
-from kernels.backends import Backend, find_backend
+from kernels.backends import Backend, find_backend, notes, why_not
 from kernels.catalogue import Catalogue
 from kernels.codegen import Codegen, Source
 from kernels.config import KernelConfig
@@ -46,7 +46,7 @@ _IDENTITY = tuple(
 )
 
 # What the commands call the source and the headers' root, in the directory that they run in.
-SOURCE, NATIVE = "kernel.cpp", "native"
+SOURCE, HEADERS = "kernel.cpp", "native"
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,8 @@ class Build:
     catalogue : Catalogue, optional
         Whose kernels the index is to name: a kernel takes the place of those that differ from it in geometry alone
         and that the catalogue no longer has. Without it, all stay.
+    provider : str
+        Whose kernels.
 
     Attributes
     ----------
@@ -157,9 +159,11 @@ class Build:
         notice: Callable[[str], None] = lambda text: None,
         children: process.Children = process.CHILDREN,
         catalogue: Catalogue | None = None,
+        provider: str = NATIVE,
     ) -> None:
         self.paths = paths
-        self.codegen = Codegen(paths)
+        self.provider = provider
+        self.codegen = Codegen(paths, provider)
         self.store = Store(paths.cache, notice)
         self._wanted = toolchain
         self._notice = notice
@@ -179,7 +183,7 @@ class Build:
         backend = find_arch(arch).backend
         known = self._toolchains.get(backend)
         if known is None:
-            known = self._toolchains[backend] = self._find_toolchain(find_backend(arch))
+            known = self._toolchains[backend] = self._find_toolchain(self._backend(arch))
         return known
 
     def inputs(self, config: KernelConfig) -> dict[str, Any]:
@@ -204,7 +208,7 @@ class Build:
         if scanned is None:
             return State(config, "", None, "its source is not generated, or not from what is there now")
         key = key_of(self._inputs(config, scanned, self._headers, toolchain))
-        files = [str(self.codegen.path(config)), *self.store.files(config.arch, config.name, key)]
+        files = [str(self.codegen.path(config)), *self.store.files(config.arch, config.name, key, self.provider)]
         before = [signature(path) for path in files]
         state = self._stored(config, key)
         if state.current:
@@ -230,7 +234,18 @@ class Build:
         except OSError as error:
             return Outcome(config, "failed", key, message=f"failed to build {config.id}: {error}")
 
+    def why_not(self, config: KernelConfig) -> str | None:
+        """Say why the provider can't build a kernel; None where it can, as far as is known before compiling."""
+        return why_not(self._backend(config.arch), config)
+
+    def notes(self, config: KernelConfig) -> list[str]:
+        """Return what a user of a kernel must know of it."""
+        return notes(self._backend(config.arch), config)
+
     # ---- the key ---------------------------------------------------------------------------------------------
+
+    def _backend(self, arch: str) -> Backend:
+        return find_backend(arch, self.provider)
 
     def _find_toolchain(self, backend: Backend) -> Toolchain:
         return backend.find_toolchain(self._wanted, self.paths.build / "memo" / "toolchain.json")
@@ -253,12 +268,15 @@ class Build:
             self._abi,
             scanned,
             headers.reached(scanned.includes, f"the source of {config.id}"),
-            find_backend(config.arch).flags(config, toolchain),
+            self._backend(config.arch).flags(config, toolchain),
             toolchain,
+            self.provider,
         )
 
     def _plan(self, config: KernelConfig) -> _Plan:
-        backend = find_backend(config.arch)
+        backend = self._backend(config.arch)
+        if reason := why_not(backend, config):
+            raise UnsupportedError(f"{config.id}: {reason}")
         source = self._source(config)
         toolchain = self._find_toolchain(backend)
         inputs = self._inputs(config, source.scan, self._read_headers(), toolchain)
@@ -282,7 +300,7 @@ class Build:
         if found.name != config.name:
             return State(config, key, None, f"its object is broken: the manifest calls it {found.name}")
         try:
-            entry = self.store.cache.entry(config.arch, config.name)
+            entry = self.store.cache.entry(config.arch, config.name, self.provider)
         except (KernelNotFound, CorruptObject) as error:
             return State(config, key, found, str(error))
         reason = "" if entry.key == key else f"the index names another key, {entry.key[:12]}"
@@ -293,7 +311,7 @@ class Build:
     def _drop_replaced(self, config: KernelConfig) -> None:
         names = self._replaced(config)
         for name in names:
-            self.store.unset_index(config.arch, name)
+            self.store.unset_index(config.arch, name, self.provider)
             self._notice(f"the index drops {config.arch}/{name}: the catalogue has {config.name} in its place")
         names.clear()
 
@@ -307,7 +325,7 @@ class Build:
             found: dict[tuple[str, ...], list[str]] = {}
             for name in self._lost_names(arch):
                 with contextlib.suppress(KernelNotFound, CorruptObject):
-                    identity = _identity(self.store.cache.entry(arch, name).config)
+                    identity = _identity(self.store.cache.entry(arch, name, self.provider).config)
                     found.setdefault(identity, []).append(name)
             self._orphans[arch] = found
         return self._orphans[arch].get(_identity(vars(config)), [])
@@ -316,7 +334,7 @@ class Build:
         if self._catalogue is None or arch not in self._catalogue.archs:
             return []
         known = {config.name for config in self._catalogue.configs(arch, out=None)}
-        return [name for name in self.store.cache.names(arch) if name not in known]
+        return [name for name in self.store.cache.names(arch, self.provider) if name not in known]
 
     def _make_current(self, plan: _Plan) -> Outcome:
         if self._stored(plan.config, plan.key).current:
@@ -330,7 +348,7 @@ class Build:
                 outcome = self._build(plan)
             if not state.current:
                 config = plan.config
-                self.store.set_index(config.arch, config.name, plan.key, describe_config(config))
+                self.store.set_index(config.arch, config.name, plan.key, describe_config(config), self.provider)
                 self._drop_replaced(config)
             return outcome
 
@@ -342,8 +360,8 @@ class Build:
                     folder.mkdir()
                 # The commands see relative names only, so nothing of where we are can get into what they make.
                 (work / SOURCE).write_bytes(plan.source.content)
-                (work / NATIVE).symlink_to(self.paths.native, target_is_directory=True)
-            commands = plan.backend.commands(plan.config, Path(SOURCE), Path(NATIVE), Path(LIBRARY), plan.toolchain)
+                (work / HEADERS).symlink_to(self.paths.native, target_is_directory=True)
+            commands = plan.backend.commands(plan.config, Path(SOURCE), Path(HEADERS), Path(LIBRARY), plan.toolchain)
             seconds, output = self._run(plan, commands, work, scratch)
             shown = self._shown(plan, commands)
             try:
@@ -376,7 +394,7 @@ class Build:
         """Return the commands as a person can repeat them anywhere: from the generated file, into /tmp."""
         places = {
             SOURCE: str(self.codegen.path(plan.config)),
-            NATIVE: str(self.paths.native),
+            HEADERS: str(self.paths.native),
             LIBRARY: f"/tmp/{LIBRARY}",
         }
         return tuple(tuple(places.get(word, word) for word in argv) for argv in commands)
@@ -394,6 +412,8 @@ class Build:
             "inputs": plan.inputs,
             "arch": config.arch,
             "name": config.name,
+            "provider": self.provider,
+            "notes": notes(plan.backend, config),
             "config": describe_config(config),
             "target": {"machine": config.arch_row.machine or platform.machine(), "system": platform.system()},
             "build": {

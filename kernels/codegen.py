@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemmill.cache import canonical_json, sha256_text
+from gemmill.cache import NATIVE, canonical_json, sha256_text
 from gemmill.errors import GemmillError
 
-from kernels.backends import find_backend
+from kernels.backends import context, find_backend
 from kernels.config import KernelConfig
 from kernels.describe import embedded_manifest, read_abi_version
 from kernels.files import signature, write_atomically
@@ -72,18 +72,22 @@ class Codegen:
     Parameters
     ----------
     paths : Paths
+    provider : str
+        Whose kernels.
     """
 
-    def __init__(self, paths: Paths = CHECKOUT) -> None:
+    def __init__(self, paths: Paths = CHECKOUT, provider: str = NATIVE) -> None:
         self.paths = paths
+        self.provider = provider
         self._closures: dict[str, tuple[dict[str, str], str]] = {}
         self._inputs: dict[KernelConfig, str] = {}
         self._scans: dict[str, tuple[Any, str, Scan]] = {}
         self._environments: dict[str, jinja2.Environment] = {}
 
     def path(self, config: KernelConfig) -> Path:
-        """Return where a kernel's source is generated: ``build/generated/<arch>/<name>.cpp``."""
-        return self.paths.generated / config.arch / f"{config.name}.cpp"
+        """Return where a kernel's source is generated: ``build/generated/<arch>/[<provider>/]<name>.cpp``."""
+        folder = self.paths.generated / config.arch
+        return (folder if self.provider == NATIVE else folder / self.provider) / f"{config.name}.cpp"
 
     def is_current(self, config: KernelConfig) -> bool:
         """Tell whether the generated file is whole and rendered from what is there now."""
@@ -130,8 +134,11 @@ class Codegen:
     def _digest(self, config: KernelConfig) -> str:
         known = self._inputs.get(config)
         if known is None:
-            _, templates = self._templates(find_backend(config.arch).TEMPLATE)
-            known = self._inputs[config] = sha256_text(f"{templates}{_module_digest()}{_rows(config, self._abi)}")
+            backend = find_backend(config.arch, self.provider)
+            _, templates = self._templates(backend.TEMPLATE)
+            extra = context(backend, config)
+            parts = [templates, _module_digest(), _rows(config, self._abi), canonical_json(extra) if extra else ""]
+            known = self._inputs[config] = sha256_text("".join(parts))
         return known
 
     def _templates(self, name: str) -> tuple[dict[str, str], str]:
@@ -162,7 +169,8 @@ class Codegen:
     def _render(self, config: KernelConfig) -> str:
         import jinja2
 
-        name, folder = find_backend(config.arch).TEMPLATE, self.paths.templates
+        backend = find_backend(config.arch, self.provider)
+        name, folder, extra = backend.TEMPLATE, self.paths.templates, context(backend, config)
         try:
             return (
                 self._environment(name)
@@ -174,7 +182,8 @@ class Codegen:
                     layout=config.layout_row,
                     family=config.family_row,
                     name=config.name,
-                    manifest=embedded_manifest(config, self._abi),
+                    manifest=embedded_manifest(config, self._abi, self.provider, extra.get("limits")),
+                    **extra,
                 )
             )
         except jinja2.TemplateSyntaxError as error:

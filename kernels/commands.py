@@ -83,16 +83,19 @@ def build(options: Options) -> int:
 def list_kernels(options: Options) -> int:
     """Print every selected kernel and where it stands."""
     from kernels.graph import Graph
-    from kernels.status import describe
+    from kernels.status import describe, remarks
 
     graph = Graph(options)
+    configs = graph.selection.find(options.words)
     unbuildable: dict[str, None] = {}
     print(f"{'state':<10} {'key':<12} kernel")
-    for config in graph.selection.find(options.words):
+    for config in configs:
         state, key = describe(graph.build, config)
         print(f"{state:<10} {key[:12]:<12} {config.id}")
         if not key:
             unbuildable.setdefault(config.arch)
+    for remark in remarks(graph.build, configs):
+        print(remark)
     sys.stdout.flush()
     for arch in unbuildable:
         try:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gemmill.cache import canonical_json
+from gemmill.cache import NATIVE, canonical_json
 from gemmill.errors import GemmillError
 from gemmill.variant import OUTPUTS, dtype_name
 
@@ -57,8 +57,13 @@ def describe_config(config: KernelConfig) -> dict[str, Any]:
     }
 
 
-def embedded_manifest(config: KernelConfig, abi: int) -> str:
-    """Return the JSON text that gemmill_manifest() of the kernel's library gives."""
-    return canonical_json(
-        {"abi": abi, "name": config.name, "backend": config.arch_row.backend, **describe_config(config)}
-    )
+def embedded_manifest(
+    config: KernelConfig, abi: int, provider: str = NATIVE, limits: dict[str, int] | None = None
+) -> str:
+    """Return the JSON text that gemmill_manifest() of the kernel's library gives.
+
+    `limits` says which sizes the kernel takes, where not all: {"n", "k": multiples of these; "not_k": and not of this}.
+    """
+    extra = {"limits": limits} if limits else {}
+    kernel = {"abi": abi, "name": config.name, "provider": provider, "backend": config.arch_row.backend}
+    return canonical_json({**kernel, **describe_config(config), **extra})

@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,8 +20,9 @@ from typing import Any
 
 from doit.doit_cmd import get_var  # type: ignore[import-untyped]
 from doit.exceptions import TaskFailed  # type: ignore[import-untyped]
+from gemmill.cache import NATIVE
 from gemmill.device import why_arch_not_here
-from gemmill.errors import GemmillError
+from gemmill.errors import GemmillError, UnsupportedError
 
 from kernels.arguments import ARGUMENTS, Options, parse
 from kernels.backends import find_backend
@@ -87,6 +89,8 @@ class Graph:
         The kernels of each stage's tasks.
     unwritten : OSError or None
         Why the reporter could not print all that it had to.
+    refused : Counter of str
+        Why kernels that were asked for can't be built by their provider; each reason is counted.
     """
 
     def __init__(self, options: Options, paths: Paths = CHECKOUT) -> None:
@@ -96,10 +100,17 @@ class Graph:
         catalogue = load_catalogue(options.catalogue or DEFAULT)
         # Kernels of a catalogue that was asked for come beside those of the default one.
         follows = None if options.catalogue else catalogue
-        self.build = Build(self.paths, options.toolchain, lambda text: self.notice(text), catalogue=follows)
+        self.build = Build(
+            self.paths,
+            options.toolchain,
+            lambda text: self.notice(text),
+            catalogue=follows,
+            provider=options.provider,
+        )
         self.simulator = Simulator(self.paths)
         self.selection = Selection(options, catalogue)
-        self.selected = self.selection.tasks
+        self.refused: Counter[str] = Counter()
+        self.selected = self._without_refused(self.selection.tasks)
         self._compiled = {config.id for config in self.selected["compile"]}
         self.unwritten: OSError | None = None
         self._state: State | None = None
@@ -110,7 +121,7 @@ class Graph:
     def check_backends(self) -> None:
         """Raise UnsupportedError, once and not a kernel at a time, where a backend or a compiler is missing."""
         for arch in dict.fromkeys(config.arch for config in self.selected["codegen"]):
-            find_backend(arch)
+            find_backend(arch, self.options.provider)
         for arch in dict.fromkeys(config.arch for config in self.selected["compile"]):
             self.build.toolchain(arch)
 
@@ -185,6 +196,7 @@ class Graph:
         """Return the command that runs one task again, with the arguments of this run that matter to it."""
         options = self.options
         given = [f"out={','.join(options.out)}"] if options.out != Options.out else []
+        given += [f"provider={options.provider}"] if options.provider != NATIVE else []
         given += [f"toolchain={options.toolchain}"] if options.toolchain else []
         given += [f"cache={options.cache}"] if options.cache else []
         given += [f"catalogue={options.catalogue}"] if options.catalogue else []
@@ -247,7 +259,7 @@ class Graph:
         from kernels import process
 
         reason = why_arch_not_here(config.arch_row)
-        if reason and not is_simulated(config.arch):
+        if reason and not is_simulated(config.arch, self.options.provider):
             return KernelFailed(reason, "not runnable")
         try:
             # The very object that this run made, though a header was edited since.
@@ -264,6 +276,16 @@ class Graph:
         if record["errors"]:
             said["error"] = max(record["errors"].values())
         return said if record["saved"] else {**said, "message": record["not_saved"]}
+
+    def _without_refused(self, tasks: dict[str, list[KernelConfig]]) -> dict[str, list[KernelConfig]]:
+        """Leave out the kernels that the provider can't build; raise UnsupportedError where it can build none."""
+        asked = tasks["codegen"] if self.options.command == "build" else []
+        reasons = {config: reason for config in asked if (reason := self.build.why_not(config))}
+        self.refused.update(reasons.values())
+        if reasons and len(reasons) == len(asked):
+            said = "\n".join(f"  {reason} ({number} kernels)" for reason, number in self.refused.items())
+            raise UnsupportedError(f"provider={self.options.provider} can build none of what was asked for:\n{said}")
+        return {stage: [config for config in configs if config not in reasons] for stage, configs in tasks.items()}
 
     def _chains(self) -> list[str]:
         """Return the last task of every chain: doit then goes kernel by kernel, not stage by stage."""

@@ -3,6 +3,7 @@
     schema      KEY_SCHEMA; raised when the same inputs would be built differently
     abi         GEMMILL_ABI_VERSION
     arch        exact target
+    provider    whose code it is
     config      every field of the config, and its operands
     source      token digest of the rendered source
     headers     {path below native/: token digest} of all that it reaches
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gemmill.cache import canonical_json, sha256_text
+from gemmill.cache import NATIVE, canonical_json, sha256_text
 
 from kernels.config import KernelConfig
 from kernels.describe import describe_config
@@ -28,13 +29,20 @@ KEY_SCHEMA = 1
 
 
 def key_inputs(
-    config: KernelConfig, abi: int, source: Scan, headers: Mapping[str, str], flags: Any, toolchain: Toolchain
+    config: KernelConfig,
+    abi: int,
+    source: Scan,
+    headers: Mapping[str, str],
+    flags: Any,
+    toolchain: Toolchain,
+    provider: str = NATIVE,
 ) -> dict[str, Any]:
     """Return the key's inputs, as the manifest records them."""
     return {
         "schema": KEY_SCHEMA,
         "abi": abi,
         "arch": config.arch,
+        "provider": provider,
         "config": describe_config(config),
         "source": source.digest,
         "headers": dict(headers),

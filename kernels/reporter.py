@@ -167,6 +167,9 @@ class Reporter:
         self._print(*self.errors)
         if self.graph:
             self._print(*(f"selftest left out: {reason}" for reason in self.graph.selection.skipped.values()))
+            self._print(*(f"refused, {_count(n, 'kernel')}: {reason}" for reason, n in self.graph.refused.items()))
+            notes = dict.fromkeys(note for row in self.rows.values() for note in self.graph.build.notes(row.config))
+            self._print(*(f"note: {note}" for note in notes))
         self._print(self._summary(stopped))
         if self.graph:
             self.graph.unwritten = self.progress.lost

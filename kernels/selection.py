@@ -95,7 +95,7 @@ class Selection:
     def _is_skipped(self, arch: str) -> bool:
         if arch not in self.skipped:
             reason = why_arch_not_here(find_arch(arch))
-            if reason is None or is_simulated(arch):
+            if reason is None or is_simulated(arch, self.options.provider):
                 return False
             self.skipped[arch] = reason
         return True

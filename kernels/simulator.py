@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gemmill.arch import find_arch
-from gemmill.cache import canonical_json, sha256_text
+from gemmill.cache import NATIVE, canonical_json, sha256_text
 from gemmill.errors import GemmillError
 
 from kernels import process
@@ -30,9 +30,9 @@ _FLAGS = ("-std=c++17", "-fPIC", "-pthread", "-Wno-psabi", "-Wno-unknown-pragmas
 _SECONDS = 300.0
 
 
-def is_simulated(arch: str) -> bool:
+def is_simulated(arch: str, provider: str = NATIVE) -> bool:
     """Tell whether selftests for `arch` run on a simulated device where the real one is not here."""
-    return find_arch(arch).backend == "hip"
+    return find_arch(arch).backend == "hip" and provider == NATIVE
 
 
 class SimulatorError(GemmillError):

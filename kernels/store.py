@@ -26,6 +26,7 @@ from gemmill.cache import (
     INDEX_SCHEMA,
     LIBRARY,
     MANIFEST,
+    NATIVE,
     SELFTEST,
     Cache,
     CacheObject,
@@ -176,24 +177,27 @@ class Store:
             return self.cache.read(key), True
         raise StoreError(f"failed to publish {path}: the directory is removed or taken again and again")
 
-    def set_index(self, arch: str, name: str, key: str, config: Mapping[str, Any]) -> None:
-        """Let the index name `key` as a kernel's current one."""
+    def set_index(self, arch: str, name: str, key: str, config: Mapping[str, Any], provider: str = NATIVE) -> None:
+        """Let the index name `key` as the current one of a provider's kernel."""
         entry = {"schema": INDEX_SCHEMA, "arch": arch, "name": name, "key": key, "config": config}
-        path = self.cache.index_path(arch, name)
+        if provider != NATIVE:
+            entry["provider"] = provider
+        path = self.cache.index_path(arch, name, provider)
         with translating("write", path):
-            self.folder("index", arch)
+            self.folder(*path.parent.relative_to(self.root).parts)
             write_atomically(path, json.dumps(entry, indent=1).encode(), self.file_mode, durable=True)
 
-    def unset_index(self, arch: str, name: str) -> None:
+    def unset_index(self, arch: str, name: str, provider: str = NATIVE) -> None:
         """Let the index name a kernel no more; its objects stay until gc."""
-        path = self.cache.index_path(arch, name)
+        path = self.cache.index_path(arch, name, provider)
         with translating("remove", path):
             path.unlink(missing_ok=True)
 
-    def files(self, arch: str, name: str, key: str) -> tuple[str, ...]:
+    def files(self, arch: str, name: str, key: str, provider: str = NATIVE) -> tuple[str, ...]:
         """Return the files that say whether a kernel's object is whole, current and tested."""
         path = object_path(self.root, key)
-        return (*(f"{path}/{name}" for name in (LIBRARY, MANIFEST, SELFTEST)), str(self.cache.index_path(arch, name)))
+        index = self.cache.index_path(arch, name, provider)
+        return (*(f"{path}/{file}" for file in (LIBRARY, MANIFEST, SELFTEST)), str(index))
 
     def has(self, key: str) -> bool:
         """Tell whether there is anything under the key's name, whole or not."""
@@ -274,7 +278,7 @@ def translating(verb: str, path: Path) -> Iterator[None]:
 def keys_in_index(root: Path) -> set[str]:
     """Return every key that some index entry names, whether or not the rest of the entry is right."""
     keys = set()
-    for path in root.glob("index/*/*.json"):
+    for path in root.glob("index/**/*.json"):
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             key = json.loads(path.read_bytes()).get("key")
             if isinstance(key, str) and is_key(key):

@@ -136,12 +136,12 @@ def _quarantine(store: Store, key: str) -> None:
 
 def _dangling(cache: Cache) -> list[tuple[str, str]]:
     found = []
-    for path in sorted(cache.root.glob("index/*/*.json")):
-        arch, name = path.parent.name, path.stem
+    for path in sorted(cache.root.glob("index/**/*.json")):
+        arch, *provider = path.parent.relative_to(cache.root / "index").parts
         try:
-            cache.read(cache.entry(arch, name).key)
+            cache.read(cache.entry(arch, path.stem, *provider).key)
         except GemmillError as error:
-            found.append((f"{arch}/{name}", str(error)))
+            found.append(("/".join([arch, *provider, path.stem]), str(error)))
     return found
 
 
@@ -167,7 +167,7 @@ def _is_named(store: Store, key: str) -> bool:
     # Only the entry of the object's own kernel can name it: the key is made from arch and config.
     try:
         found = store.cache.read(key)
-        return store.cache.entry(found.arch, found.name).key == key
+        return store.cache.entry(found.arch, found.name, found.provider).key == key
     except KernelNotFound:
         return False
     except CorruptObject:
@@ -177,7 +177,7 @@ def _is_named(store: Store, key: str) -> bool:
 def _sweep_files(root: Path) -> int:
     """Remove temporary files that a killed writer left beside the file it was to replace."""
     removed = 0
-    for pattern in ("index/*/.*", "objects/??/*/.*"):
+    for pattern in ("index/*/.*", "index/*/*/.*", "objects/??/*/.*"):
         for path in root.glob(pattern):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:

@@ -4,6 +4,7 @@
                             manifest.json   what it is, how it was made, its size and hash
                             selftest.json   what its selftest said (absent until one ran)
     index/<arch>/<name>.json                {"schema", "arch", "name", "key", "config"}: the current key of a kernel
+    index/<arch>/<provider>/<name>.json     the same, with "provider", of a kernel that is not gemmill's own
     locks/<key>.lock                        held while one process builds a key; never unlinked
     quarantine/<key>-<time>-<pid>/          objects that failed verification, for a person to look at
     tmp/                                    objects on their way in; the publisher renames them
@@ -11,12 +12,18 @@
 `key` is the sha256, in hex, of the canonical JSON of the key's inputs (`canonical_json`), and that JSON stands in
 the manifest, so an object says itself why its key is what it is.
 
+A provider is whose code a kernel is: `native` is gemmill's own, `ck_tile` an instance of AMD's Composable Kernel. Names
+are the same for all, so each has an index of its own, and none answers for another: who wants a provider's kernel
+asks for it by that provider, or by key.
+
 manifest.json:
 
     schema      MANIFEST_SCHEMA
     key         the directory's own name
     inputs      the key's inputs; sha256(canonical_json(inputs)) == key
     arch, name  what the index calls it
+    provider    whose code it is; absent means `native`
+    notes       what a user must know of it, in sentences; absent means nothing
     config      the fields of the kernel's config and nothing else; triples are lists; the same as in inputs
     target      {"machine": ..., "system": ...} as platform.machine() and platform.system() say
     files       {"kernel.so": {"size": bytes, "sha256": hex}}
@@ -44,6 +51,8 @@ from gemmill.trust import why_untrusted
 
 INDEX_SCHEMA = 1
 MANIFEST_SCHEMA = 1
+NATIVE = "native"
+_ENTRY = ".json"
 LIBRARY = "kernel.so"
 MANIFEST = "manifest.json"
 SELFTEST = "selftest.json"
@@ -74,6 +83,7 @@ class IndexEntry:
     name: str
     key: str
     config: dict[str, Any]
+    provider: str = NATIVE
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,15 @@ class CacheObject:
     def name(self) -> str:
         return str(self.manifest["name"])
 
+    @property
+    def provider(self) -> str:
+        return str(self.manifest.get("provider", NATIVE))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user must know of this kernel."""
+        return tuple(map(str, self.manifest.get("notes", ())))
+
     @cached_property
     def outcome(self) -> str:
         """``passed``, ``failed``, ``untested``, or what else a selftest recorded (``simulated``)."""
@@ -140,31 +159,42 @@ class Cache:
     def __repr__(self) -> str:
         return f"Cache({str(self.root)!r})"
 
-    def index_path(self, arch: str, name: str) -> Path:
+    def index_path(self, arch: str, name: str, provider: str = NATIVE) -> Path:
         """Return where the index keeps a kernel's current key."""
-        return self.root / "index" / arch / f"{name}.json"
+        folder = self.root / "index" / arch
+        return (folder if provider == NATIVE else folder / provider) / f"{name}{_ENTRY}"
 
-    def entries(self, arch: str | None = None, pattern: str = "*") -> Iterator[IndexEntry]:
-        """Yield the index's readable entries whose names match a glob, by arch and name; broken ones are left out."""
+    def entries(
+        self, arch: str | None = None, pattern: str = "*", provider: str | None = NATIVE
+    ) -> Iterator[IndexEntry]:
+        """Yield readable index entries whose names match a glob, by arch, provider and name; broken ones are left out.
+
+        A `provider` of None means all of them.
+        """
         for folder in self.archs() if arch is None else [arch]:
-            for name in self.names(folder):
-                if fnmatchcase(name, pattern):
-                    try:
-                        yield self.entry(folder, name)
-                    except (CorruptObject, KernelNotFound):
-                        continue
+            for one in self.providers(folder) if provider is None else [provider]:
+                for name in self.names(folder, one):
+                    if fnmatchcase(name, pattern):
+                        try:
+                            yield self.entry(folder, name, one)
+                        except (CorruptObject, KernelNotFound):
+                            continue
 
     def archs(self) -> list[str]:
         """Return the archs that the index has kernels for, sorted."""
         return _names(self.root / "index")
 
-    def names(self, arch: str) -> list[str]:
-        """Return the names that the index has for an arch, sorted, whether or not their entries are readable."""
-        suffix = ".json"
-        return [file.removesuffix(suffix) for file in _names(self.root / "index" / arch) if file.endswith(suffix)]
+    def providers(self, arch: str) -> list[str]:
+        """Return the providers that the index has kernels of, the native one first."""
+        return [NATIVE, *(name for name in _names(self.root / "index" / arch) if not name.endswith(_ENTRY))]
 
-    def entry(self, arch: str, name: str) -> IndexEntry:
-        """Return the index entry of a kernel.
+    def names(self, arch: str, provider: str = NATIVE) -> list[str]:
+        """Return a provider's names in the index of an arch, sorted, whether or not their entries are readable."""
+        folder = self.index_path(arch, "", provider).parent
+        return [file.removesuffix(_ENTRY) for file in _names(folder) if file.endswith(_ENTRY)]
+
+    def entry(self, arch: str, name: str, provider: str = NATIVE) -> IndexEntry:
+        """Return the index entry of a provider's kernel.
 
         Raises
         ------
@@ -173,19 +203,21 @@ class Cache:
         CorruptObject
             If its entry is not what the grammar says.
         """
-        path = self.index_path(arch, name)
+        path = self.index_path(arch, name, provider)
         data = _read_json(path)
         if data is None:
-            raise KernelNotFound(f"{self.root} has no kernel {arch}/{name}")
+            of_provider = "" if provider == NATIVE else f" of provider {provider}"
+            raise KernelNotFound(f"{self.root} has no kernel {arch}/{name}{of_provider}")
         if (
             data.get("schema") != INDEX_SCHEMA
             or data.get("arch") != arch
             or data.get("name") != name
+            or data.get("provider", NATIVE) != provider
             or not isinstance(data.get("config"), dict)
             or not is_key(str(data.get("key")))
         ):
             raise CorruptObject(f"{path} is not an index entry of schema {INDEX_SCHEMA} for {arch}/{name}")
-        return IndexEntry(arch, name, data["key"], data["config"])
+        return IndexEntry(arch, name, data["key"], data["config"], provider)
 
     def keys(self) -> list[str]:
         """Return the keys of all objects, indexed or not, sorted."""

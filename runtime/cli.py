@@ -13,7 +13,7 @@ from typing import Any
 
 from gemmill import __version__
 from gemmill.arch import ARCHS
-from gemmill.cache import Cache, CacheObject, object_path
+from gemmill.cache import NATIVE, Cache, CacheObject, object_path
 from gemmill.device import cpu_model, gpu_drivers, why_arch_not_here
 from gemmill.errors import ArgumentError, CorruptObject, GemmillError, KernelNotFound
 from gemmill.explain import explain_difference, explain_key
@@ -50,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
         "--cache", action="append", metavar="DIR", help="look here and nowhere else (repeatable); default: search path"
     )
     common.add_argument("--arch", choices=ARCHS, help="only this arch")
+    common.add_argument(
+        "--provider", metavar="NAME", help="only kernels of this provider; a kernel's name alone means the native one"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -97,7 +100,7 @@ def _caches(options: argparse.Namespace) -> Iterator[Cache]:
 
 def _candidates(options: argparse.Namespace) -> Iterator[Candidate]:
     for cache in _caches(options):
-        for entry in cache.entries(options.arch):
+        for entry in cache.entries(options.arch, provider=options.provider):
             yield examine(cache, entry.key, entry)
 
 
@@ -113,7 +116,8 @@ def _find(options: argparse.Namespace, wanted: str) -> Iterator[tuple[Cache, str
                 raise ArgumentError(f"{cache.root} has {len(matches)} keys that start with {wanted}: give more of it")
             yield from ((cache, key) for key in matches)
         else:
-            yield from ((cache, entry.key) for entry in cache.entries(arch or None) if entry.name == name)
+            entries = cache.entries(arch or None, provider=options.provider or NATIVE)
+            yield from ((cache, entry.key) for entry in entries if entry.name == name)
 
 
 def _find_one(options: argparse.Namespace, wanted: str) -> CacheObject:
@@ -137,12 +141,14 @@ def _table(rows: list[list[str]], header: list[str]) -> None:
 def _list(options: argparse.Namespace) -> int:
     candidates = list(_candidates(options))
     if options.json:
-        fields = ("arch", "name", "key", "outcome", "refusal")
+        fields = ("arch", "name", "provider", "key", "outcome", "refusal")
         print(json.dumps([{"cache": str(c.root), **{name: getattr(c, name) for name in fields}} for c in candidates]))
         return 0
-    rows = [[c.arch, c.name, c.key[:12], "corrupt" if c.corrupt else c.outcome] for c in candidates]
+    rows = [[c.arch, c.name, c.provider, c.key[:12], "corrupt" if c.corrupt else c.outcome] for c in candidates]
     if rows:
-        _table(rows, ["ARCH", "KERNEL", "KEY", "SELFTEST"])
+        _table(rows, ["ARCH", "KERNEL", "PROVIDER", "KEY", "SELFTEST"])
+        notes = dict.fromkeys(note for c in candidates if c.object for note in c.object.notes)
+        print(*(f"note: {note}" for note in notes), sep="\n", end="\n" if notes else "")
     else:
         print("no kernels in", ", ".join(map(str, _places(options))))
     return 0
@@ -155,6 +161,9 @@ def _show(options: argparse.Namespace) -> int:
         return 0
     manifest, selftest = obj.manifest, obj.selftest
     print(f"{obj.arch}/{obj.name}")
+    print(f"  provider   {obj.provider}")
+    for note in obj.notes:
+        print(f"  note       {note}")
     print(f"  key        {obj.key}")
     print(f"  library    {obj.library}")
     size = manifest["files"]["kernel.so"]
@@ -187,16 +196,17 @@ def _verify(options: argparse.Namespace) -> int:
                 broken += 1
                 print(f"{key[:12]}: {error}")
         for arch in [options.arch] if options.arch else cache.archs():
-            for name in cache.names(arch):
-                try:
-                    entry = cache.entry(arch, name)
-                except GemmillError as error:
-                    broken += 1
-                    print(error)
-                    continue
-                if not object_path(cache.root, entry.key).is_dir():
-                    broken += 1
-                    print(f"{cache.root}: the index names {arch}/{name} with absent key {entry.key}")
+            for provider in [options.provider] if options.provider else cache.providers(arch):
+                for name in cache.names(arch, provider):
+                    try:
+                        entry = cache.entry(arch, name, provider)
+                    except GemmillError as error:
+                        broken += 1
+                        print(error)
+                        continue
+                    if not object_path(cache.root, entry.key).is_dir():
+                        broken += 1
+                        print(f"{cache.root}: the index names {arch}/{name} with absent key {entry.key}")
     print(f"{sound} objects verified, {broken} broken")
     return 1 if broken else 0
 
@@ -225,7 +235,7 @@ def _selftest_work(options: argparse.Namespace) -> Iterator[tuple[Cache, str, st
             yield Cache(obj.root), obj.key, f"{obj.arch}/{obj.name}"
         return
     for cache in _caches(options):
-        for entry in cache.entries(options.arch):
+        for entry in cache.entries(options.arch, provider=options.provider):
             candidate = examine(cache, entry.key, entry, allow_untested=True)
             # Without --all: those whose selftest is still to be done.
             if options.all or (candidate.refusal is None and candidate.outcome in ("untested", "simulated")):

@@ -73,6 +73,7 @@ class Harness:
         self.out = str(kernel.config["out"])
         self.kinds = {"a": variant.a, "b": variant.b, "aq": variant.aq}
         self.tile = tuple(int(x) for x in kernel.config["tile"])
+        self.limits: dict[str, int] = self.library.manifest.get("limits", {})
         self.rng = np.random.default_rng(_SEED)
         self.arenas = {name: Arena() for name in ("A", "AQ", "B", "C")}
 
@@ -139,6 +140,8 @@ class Harness:
         CheckFailed
             If the call fails, or changes anything but C.
         """
+        rows, columns, _ = problem.shape
+        problem = self._fitted(problem)
         m, n, k = problem.shape
         packed = packed_strides(self.layout, m, n, k)
         ld = Strides(packed.a + 3, packed.aq + 1, packed.b + 5, packed.c + 7) if entry == "gaps" else packed
@@ -172,7 +175,30 @@ class Harness:
                 raise CheckFailed(f"wrote outside {name}")
             if name != "C" and not np.array_equal(placed[name], stored[name]):
                 raise CheckFailed(f"changed {name}, an input")
-        return self._read_c(placed["C"], m, n, ld.c)
+        return np.ascontiguousarray(self._read_c(placed["C"], m, n, ld.c)[:rows, :columns])
+
+    def fit(self, m: int, n: int, k: int) -> tuple[int, int, int]:
+        """Return the next larger shape that the kernel takes, by the limits in its manifest (kernels.describe)."""
+        step = self.limits.get("k", 1)
+        n, k = -(-n // self.limits.get("n", 1)) * self.limits.get("n", 1), -(-k // step) * step
+        excluded = self.limits.get("not_k")
+        return m, n, k + step if excluded and k and k % excluded == 0 else k
+
+    def _fitted(self, problem: Problem) -> Problem:
+        """Return the same problem with zeros around it, where the kernel does not take its shape."""
+        shape = self.fit(*problem.shape)
+        if shape == problem.shape:
+            return problem
+        m, n, k = shape
+        sizes = {"a": (m, k), "b": (k, n), "aq": (m, groups(k))}
+        padded = []
+        for name, (rows, columns) in sizes.items():
+            codes = getattr(problem, f"{name}_codes")
+            whole = np.empty((rows, columns), codes.dtype)
+            whole[...] = self.encode(name, np.zeros(1, np.float32))
+            whole[: codes.shape[0], : codes.shape[1]] = codes
+            padded.append(whole)
+        return self.coded(*padded)
 
     def _store(self, operand: str, codes: Array, col: bool, leading: int) -> Array:
         """Return the bytes of an operand in storage order, gaps filled with NaN (code 15 for int4)."""

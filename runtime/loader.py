@@ -18,12 +18,12 @@ import platform
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemmill.arch import ARCHS, find_arch, host_archs
-from gemmill.cache import Cache, CacheObject, IndexEntry, is_key, object_path
+from gemmill.cache import NATIVE, Cache, CacheObject, IndexEntry, is_key, object_path
 from gemmill.device import why_arch_not_here
 from gemmill.errors import (
     ArgumentError,
@@ -59,6 +59,10 @@ class Candidate:
         Why it is not loaded; None where it may be.
     corrupt : bool
         The refusal is that it does not verify.
+    object : CacheObject or None
+        What was read.
+    provider : str
+        Whose code it is.
     """
 
     root: Path
@@ -69,9 +73,11 @@ class Candidate:
     refusal: str | None = None
     corrupt: bool = False
     object: CacheObject | None = field(default=None, repr=False)
+    provider: str = NATIVE
 
     def __str__(self) -> str:
-        return f"{self.arch}/{self.name} ({self.key[:12]} in {self.root}): {self.refusal or 'accepted'}"
+        of_provider = "" if self.provider == NATIVE else f"{self.provider}, "
+        return f"{self.arch}/{self.name} ({of_provider}{self.key[:12]} in {self.root}): {self.refusal or 'accepted'}"
 
 
 class Kernel:
@@ -80,6 +86,10 @@ class Kernel:
     Attributes
     ----------
     name, arch, key : str
+    provider : str
+        Whose code it is (gemmill.cache).
+    notes : tuple of str
+        What a user must know of it.
     config : dict
         Its configuration: variant, layout, family, tile, warps, warp_tile, out, operator, group.
     path : Path
@@ -93,6 +103,8 @@ class Kernel:
         self.name = obj.name
         self.arch = obj.arch
         self.key = obj.key
+        self.provider = obj.provider
+        self.notes = obj.notes
         self.config: dict[str, Any] = dict(obj.manifest["config"])
         self.path = obj.library
         self.outcome = obj.outcome
@@ -119,7 +131,11 @@ class Kernel:
 
 
 def load(
-    name_or_key: str, cache: CacheArgument = None, arch: str | None = None, allow_untested: bool = False
+    name_or_key: str,
+    cache: CacheArgument = None,
+    arch: str | None = None,
+    allow_untested: bool = False,
+    provider: str = NATIVE,
 ) -> Kernel:
     """Load one kernel.
 
@@ -133,6 +149,8 @@ def load(
         Only this arch; else the best one that this host runs.
     allow_untested : bool
         Take an object without a passed selftest. One that failed is never taken.
+    provider : str
+        Whose kernel of that name: ``native`` or ``ck_tile``. A key says that by itself.
 
     Returns
     -------
@@ -162,14 +180,14 @@ def load(
     else:
         # Archs that this host can't run come last: they are there only to say why.
         order = [row.name] if row else _arch_order()
-        found = by_pattern(places, order, name_or_key, allow_untested)
+        found = by_pattern(places, order, name_or_key, allow_untested, provider=provider)
         wanted = f"{order[0]}/{name_or_key}"
     kernel, refused = first_usable(c for c in found if row is None or c.arch == row.name)
     if kernel is not None:
         return kernel
     if row is None and refused and refused[0].name == name_or_key:
         wanted = f"{refused[0].arch}/{name_or_key}"  # tiles, and so names, differ from arch to arch
-    text = explain_miss(wanted, places, refused)
+    text = explain_miss(wanted, places, refused, provider)
     raise (Refused if any(not c.corrupt for c in refused) else KernelNotFound)(text)
 
 
@@ -197,11 +215,12 @@ def by_pattern(
     pattern: str,
     allow_untested: bool = False,
     suits: Callable[[IndexEntry], bool] = lambda entry: True,
+    provider: str = NATIVE,
 ) -> Iterator[Candidate]:
     """Yield indexed kernels whose names match a glob: arch by arch, within one place by place, then by name."""
     for arch in archs:
         for cache in _caches(places):
-            for entry in cache.entries(arch, pattern):
+            for entry in cache.entries(arch, pattern, provider):
                 if suits(entry):
                     yield examine(cache, entry.key, entry, allow_untested)
 
@@ -234,21 +253,25 @@ def examine(
         Accept one whose GPU is not here; only a selftest on a simulated device asks for that.
     """
     label = (cache.root, entry.arch if entry else "?", entry.name if entry else "?", key)
+    provider = entry.provider if entry else NATIVE
     try:
         reason = cache.why_untrusted(key)
         if reason:
-            return Candidate(*label, refusal=reason)
+            return Candidate(*label, provider=provider, refusal=reason)
         obj = cache.read(key)
     except KernelNotFound as error:
         # The index may name what gc removed, or a concurrent removal may have been quicker.
-        return Candidate(*label, refusal=str(error), corrupt=True)
+        return Candidate(*label, provider=provider, refusal=str(error), corrupt=True)
     except (CorruptObject, OSError) as error:
-        return Candidate(*label, refusal=str(error), corrupt=True)
-    if entry and (obj.arch, obj.name) != (entry.arch, entry.name):
-        text = f"the index calls it {entry.arch}/{entry.name}, its manifest {obj.arch}/{obj.name}"
-        return Candidate(*label, refusal=text, corrupt=True)
+        return Candidate(*label, provider=provider, refusal=str(error), corrupt=True)
+    if entry and (obj.arch, obj.name, obj.provider) != (entry.arch, entry.name, entry.provider):
+        text = (
+            f"the index calls it {entry.provider} {entry.arch}/{entry.name}, "
+            f"its manifest {obj.provider} {obj.arch}/{obj.name}"
+        )
+        return Candidate(*label, provider=provider, refusal=text, corrupt=True)
     refusal = why_not_here(obj, any_device) or (None if any_outcome else _why_not_tested(obj, allow_untested))
-    return Candidate(cache.root, obj.arch, obj.name, key, obj.outcome, refusal, object=obj)
+    return Candidate(cache.root, obj.arch, obj.name, key, obj.outcome, refusal, object=obj, provider=obj.provider)
 
 
 # Fields of a config, as they come from JSON.
@@ -306,27 +329,25 @@ def first_usable(candidates: Iterable[Candidate]) -> tuple[Kernel | None, list[C
                 return Kernel(candidate.object), refused
             except GemmillError as error:
                 corrupt = isinstance(error, CorruptObject)
-                candidate = Candidate(*_label(candidate), candidate.outcome, str(error), corrupt)
+                candidate = replace(candidate, refusal=str(error), corrupt=corrupt, object=None)
         if candidate.corrupt:
             warnings.warn(f"passed over {candidate}", CorruptObjectWarning, stacklevel=1)
         refused.append(candidate)
     return None, refused
 
 
-def _label(candidate: Candidate) -> tuple[Path, str, str, str]:
-    return candidate.root, candidate.arch, candidate.name, candidate.key
-
-
-def explain_miss(wanted: str, places: Iterable[Place], refused: Iterable[Candidate]) -> str:
+def explain_miss(wanted: str, places: Iterable[Place], refused: Iterable[Candidate], provider: str = NATIVE) -> str:
     """Return the text of an error: what was wanted, where it was looked for, what was refused, what to do."""
-    lines = [f"no usable kernel for {wanted}", "caches searched:"]
+    of_provider = "" if provider == NATIVE else f" of provider {provider}"
+    lines = [f"no usable kernel for {wanted}{of_provider}", "caches searched:"]
     lines += [f"  {place}{'' if place.root is None or place.root.is_dir() else ', absent'}" for place in places]
     refused = list(refused)
     if refused:
         lines += ["refused:", *(f"  {candidate}" for candidate in refused)]
     row = ARCHS.get(wanted.partition("/")[0])
     if row is not None:
-        command = f"./mill 'selftest:{wanted}'"
+        option = "" if provider == NATIVE else f"provider={provider} "
+        command = f"./mill {option}'selftest:{wanted}'"
         how = f"build it in the gemmill repository with {command}, and name its cache in GEMMILL_CACHE"
         lines.append(why_arch_not_here(row) or how)
     return "\n".join(lines)

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmill import __version__
-from gemmill.cache import LIBRARY, MANIFEST, SELFTEST, Cache
+from gemmill.cache import LIBRARY, MANIFEST, NATIVE, SELFTEST, Cache
 from gemmill.device import cpu_model
 from gemmill.errors import CorruptObject
 from gemmill.loader import examine
@@ -107,6 +107,10 @@ def run_selftest(
         "gemmill": __version__,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
+    if simulated and obj is not None and obj.provider != NATIVE:
+        # The simulated device runs gemmill's own source: its results would be about another kernel.
+        result["reason"] = f"kernels of provider {obj.provider} are not simulated: needed is a {obj.arch} device"
+        obj = None
     if obj is None or candidate.refusal:
         return {**result, "saved": False, "not_saved": "nothing was tested"}
     start = time.monotonic()

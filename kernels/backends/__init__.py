@@ -3,19 +3,32 @@
 A backend is a module of this package, named as the arch table's `backend` column names it. It has no state, and
 offers what `Backend` lists; everything else of the factory (codegen, key, cache, graph) is the same for all.
 A backend that compiles in several steps (device code, then the host shim that embeds it) returns several commands.
+
+A provider other than gemmill itself (`PROVIDERS`) is a backend module too, under its own name: it builds the same
+kernels, with the same names and the same C ABI, out of somebody else's code. Beside what `Backend` lists, a module may
+offer, and `why_not`, `notes` and `context` below ask for:
+
+    why_not(config)    why it can't build a kernel, as one sentence; None where it can
+    notes(config)      what a user of the kernel must know; goes to the manifest
+    context(config)    what else the template gets
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from gemmill.arch import find_arch
+from gemmill.arch import ARCHS, find_arch
+from gemmill.cache import NATIVE
 from gemmill.errors import UnsupportedError
 
 from kernels.config import KernelConfig
 from kernels.toolchain import Toolchain
+
+# Provider: the backend whose archs it builds for.
+PROVIDERS = {"ck_tile": "hip"}
 
 
 class Backend(Protocol):
@@ -56,15 +69,20 @@ class Backend(Protocol):
         ...
 
 
-def find_backend(arch: str) -> Backend:
-    """Return the backend that builds for `arch`.
+def find_backend(arch: str, provider: str = NATIVE) -> Backend:
+    """Return what builds a provider's kernels for `arch`.
 
     Raises
     ------
     UnsupportedError
-        If it does not exist yet; the text names it.
+        If it does not exist yet, or the provider has nothing for the arch; the text says which.
     """
     name = find_arch(arch).backend
+    if provider != NATIVE:
+        archs = [row.name for row in ARCHS.values() if row.backend == PROVIDERS[provider]]
+        if arch not in archs:
+            raise UnsupportedError(f"provider={provider} has no kernels for {arch}: it has some for {', '.join(archs)}")
+        name = provider
     module = f"{__name__}.{name}"
     try:
         return cast(Backend, importlib.import_module(module))
@@ -75,3 +93,21 @@ def find_backend(arch: str) -> Backend:
             f"cannot build for {arch}: the {name} backend is not built yet (kernels/backends/{name}.py); "
             f"its kernels have configs and names only"
         ) from None
+
+
+def why_not(backend: Backend, config: KernelConfig) -> str | None:
+    """Say why a backend can't build a kernel; None where it can."""
+    ask = getattr(backend, "why_not", None)
+    return cast("str | None", ask(config)) if ask else None
+
+
+def notes(backend: Backend, config: KernelConfig) -> list[str]:
+    """Return what a user of the kernel must know of it."""
+    ask = getattr(backend, "notes", None)
+    return list(ask(config)) if ask else []
+
+
+def context(backend: Backend, config: KernelConfig) -> Mapping[str, Any]:
+    """Return what a backend adds to its template's context: plain data, as JSON has it."""
+    ask = getattr(backend, "context", None)
+    return cast("Mapping[str, Any]", ask(config)) if ask else {}

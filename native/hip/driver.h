@@ -58,4 +58,15 @@ inline int open_driver() {
     return GEMMILL_OK;
 }
 
+inline int failed(const char* call, hipError_t error) {
+    return (Message() << call << " failed: " << driver().hipGetErrorString(error) << " (" << error << ")").device_error();
+}
+
+/* Return from the enclosing function if a driver call fails. */
+#define GEMMILL_HIP(name, ...)                                                                   \
+    do {                                                                                         \
+        const hipError_t gemmill_hip_error = driver().name(__VA_ARGS__);                         \
+        if (gemmill_hip_error != hipSuccess) return ::gemmill::failed(#name, gemmill_hip_error); \
+    } while (0)
+
 }  // namespace gemmill

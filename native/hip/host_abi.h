@@ -1,4 +1,7 @@
-/* The C ABI of native/abi.h for the struct Kernel that the including source defines, over a code object. */
+/* The C ABI of native/abi.h over a code object.
+ *
+ * The including source has defined struct Kernel, which says what the kernel is, and struct Entry, which says how it is
+ * started: hip/entry.h for gemmill's own kernels, and there stands what an Entry offers. */
 #pragma once
 
 #include <pthread.h>
@@ -7,7 +10,6 @@
 #include "abi.h"
 #include "host/arguments.h"
 #include "host/preshuffle.h"
-#include "hip/args.h"
 #include "hip/driver.h"
 
 #ifdef __ASSEMBLER__ /* never: it is assembled by itself, but named here so that a kernel's key covers it */
@@ -22,25 +24,15 @@ namespace gemmill {
 constexpr int kMaxDevices = 64;
 constexpr int kTimedLaunches = 10;
 
-/* What is loaded on each device; a launch reads `function` without the lock. */
+/* What is loaded on each device; a launch reads `entry` without the lock once `ready` is set. */
 struct Loaded {
     hipModule_t module;
-    hipFunction_t function;
+    Entry entry;
+    bool ready;
 };
 
 pthread_mutex_t g_mutex = PTHREAD_MUTEX_INITIALIZER;
 Loaded g_loaded[kMaxDevices];
-
-inline int failed(const char* call, hipError_t error) {
-    return (Message() << call << " failed: " << driver().hipGetErrorString(error) << " (" << error << ")").device_error();
-}
-
-/* Return from the enclosing function if a driver call fails. */
-#define GEMMILL_HIP(name, ...)                                                                   \
-    do {                                                                                         \
-        const hipError_t gemmill_hip_error = driver().name(__VA_ARGS__);                         \
-        if (gemmill_hip_error != hipSuccess) return ::gemmill::failed(#name, gemmill_hip_error); \
-    } while (0)
 
 /* gfx942:sramecc+:xnack- is gfx942, and gfx9420 is not. */
 inline bool is_arch(const char* live, const char* wanted) {
@@ -58,15 +50,15 @@ inline int load(int device, Loaded& loaded) {
             .unsupported();
     }
     GEMMILL_HIP(hipModuleLoadData, &loaded.module, gemmill_code_object);
-    const hipError_t error = driver().hipModuleGetFunction(&loaded.function, loaded.module, Kernel::kName);
-    if (error == hipSuccess) return GEMMILL_OK;
+    const int code = loaded.entry.find(loaded.module);
+    if (code == GEMMILL_OK) return GEMMILL_OK;
     driver().hipModuleUnload(loaded.module);
     loaded = {};
-    return failed("hipModuleGetFunction", error);
+    return code;
 }
 
 /* The kernel on the current device, loaded if it is not yet. */
-inline int current_function(hipFunction_t& function) {
+inline int current_entry(const Entry*& entry) {
     int code = open_driver();
     if (code) return code;
     int device = 0;
@@ -75,44 +67,20 @@ inline int current_function(hipFunction_t& function) {
         return (Message() << "device " << device << ": expected one below " << kMaxDevices).unsupported();
     }
     Loaded& loaded = g_loaded[device];
-    function = __atomic_load_n(&loaded.function, __ATOMIC_ACQUIRE);
-    if (function) return GEMMILL_OK;
+    entry = &loaded.entry;
+    if (__atomic_load_n(&loaded.ready, __ATOMIC_ACQUIRE)) return GEMMILL_OK;
     pthread_mutex_lock(&g_mutex);
-    if (!loaded.function) {
+    if (!loaded.ready) {
         Loaded fresh = {};
         code = load(device, fresh);
         if (code == GEMMILL_OK) {
             loaded.module = fresh.module;
-            __atomic_store_n(&loaded.function, fresh.function, __ATOMIC_RELEASE);
+            loaded.entry = fresh.entry;
+            __atomic_store_n(&loaded.ready, true, __ATOMIC_RELEASE);
         }
     }
-    function = loaded.function;
     pthread_mutex_unlock(&g_mutex);
     return code;
-}
-
-/* What a kernel's 32-bit indices and the grid hold. */
-inline int expect_at_most(const char* name, int64_t value, int64_t most) {
-    if (value <= most) return GEMMILL_OK;
-    return (Message() << name << " = " << value << ": expected at most " << most << " on this backend").unsupported();
-}
-
-inline int check_limits(int64_t m, int64_t n, int64_t k) {
-    int code = expect_at_most("M", m, min_of<int64_t>(hip::kMaxSize, static_cast<int64_t>(hip::kMaxGridX) * Kernel::kTileM));
-    if (!code) code = expect_at_most("N", n, hip::kMaxSize);
-    if (!code) code = expect_at_most("K", k, hip::kMaxSize);
-    return code;
-}
-
-inline int launch(hipFunction_t function, hip::GemmArgs args, hipStream_t stream) {
-    const int64_t tiles_m = ceil_div(args.m, Kernel::kTileM);
-    const int64_t tiles_n = ceil_div(args.n, Kernel::kTileN);
-    void* parameters[] = {&args};
-    constexpr unsigned threads = 64 * Kernel::kWarpsM * Kernel::kWarpsN;
-    GEMMILL_HIP(hipModuleLaunchKernel, function, static_cast<unsigned>(tiles_m),
-                static_cast<unsigned>(min_of<int64_t>(tiles_n, hip::kMaxGridY)), 1, threads, 1, 1, 0, stream, parameters,
-                nullptr);
-    return GEMMILL_OK;
 }
 
 inline hip::GemmArgs make_args(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc) {
@@ -177,14 +145,14 @@ class Event {
 };
 
 /* Mean time of a launch. The caller has warmed up. */
-inline int time_launches(hipFunction_t function, const hip::GemmArgs& args, float* time_ms) {
+inline int time_launches(const Entry& entry, const hip::GemmArgs& args, void* workspace, float* time_ms) {
     Event start, stop;
     int code = start.create();
     if (!code) code = stop.create();
     if (code) return code;
     GEMMILL_HIP(hipEventRecord, start.get(), nullptr);
     for (int i = 0; i < kTimedLaunches; ++i) {
-        code = launch(function, args, nullptr);
+        code = entry.launch(args, workspace, nullptr);
         if (code) return code;
     }
     GEMMILL_HIP(hipEventRecord, stop.get(), nullptr);
@@ -211,26 +179,27 @@ inline int upload_scales(Buffer& buffer, const void* aq, int64_t m, int64_t grou
 }
 
 inline int run_on_device(const void* A, const void* AQ, const void* B, void* C, hip::GemmArgs args, float* time_ms) {
-    hipFunction_t function = nullptr;
-    int code = current_function(function);
+    const Entry* entry = nullptr;
+    int code = current_entry(entry);
     if (code) return code;
     const int64_t m = args.m, n = args.n, k = args.k;
     const int64_t bytes_c = m * n * Kernel::kOutBytes;
     int64_t ldaq = args.ldaq;
-    Buffer a, aq, b, c;
+    Buffer a, aq, b, c, workspace;
     code = a.upload(A, Kernel::kPackedA ? ceil_div(m * k, 2) : m * k);
     if (!code) code = upload_scales(aq, AQ, m, ceil_div(k, kGroupK), ldaq);
     if (!code) code = b.upload(B, k * n);
     if (!code) code = c.allocate(bytes_c);
+    if (!code) code = workspace.allocate(Entry::workspace_bytes(m, n, k));
     if (code) return code;
     args.a = a.get(), args.aq = aq.get(), args.b = b.get(), args.c = c.get(), args.ldaq = ldaq;
-    code = launch(function, args, nullptr);
+    code = entry->launch(args, workspace.get(), nullptr);
     if (code) return code;
     GEMMILL_HIP(hipStreamSynchronize, nullptr); /* the default stream */
-    if (time_ms) code = time_launches(function, args, time_ms);
+    if (time_ms) code = time_launches(*entry, args, workspace.get(), time_ms);
     if (!code) code = c.download(C, bytes_c);
     /* Here, not in destructors: a failing hipFree is the device's failure too. */
-    Buffer* const buffers[] = {&c, &b, &aq, &a};
+    Buffer* const buffers[] = {&workspace, &c, &b, &aq, &a};
     for (Buffer* buffer : buffers) {
         const int released = buffer->release();
         if (!code) code = released;
@@ -257,7 +226,7 @@ inline int run_packed(const void* A, const void* AQ, const void* B, void* C, int
     if (code) return code;
     if (time_ms) *time_ms = 0;
     if (M == 0 || N == 0) return GEMMILL_OK;
-    code = check_limits(M, N, K);
+    code = Entry::check(M, N, K, stride_A, stride_AQ, stride_B, stride_C);
     if (code) return code;
     return run_on_device(A, AQ, B, C, make_args(M, N, K, stride_A, stride_AQ, stride_B, stride_C), time_ms);
 }
@@ -265,7 +234,8 @@ inline int run_packed(const void* A, const void* AQ, const void* B, void* C, int
 /* ---- Device pointers ------------------------------------------------------------------------------------ */
 
 inline int run_strided(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N, int64_t K,
-                       int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc, void* stream) {
+                       int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc, void* workspace, int64_t workspace_bytes,
+                       void* stream) {
     int code = check_sizes(M, N, K);
     if (code) return code;
     const Shapes shapes = stored_shapes<Kernel>(M, N, K);
@@ -281,20 +251,23 @@ inline int run_strided(const void* A, const void* AQ, const void* B, void* C, in
     if (!code) code = expect_addressable("C", shapes.c.lines, ldc, shapes.c.length);
     if (!code) code = check_pointers(A, AQ, B, C, M, N, K);
     if (code || M == 0 || N == 0) return code;
-    code = check_limits(M, N, K);
-    hipFunction_t function = nullptr;
-    if (!code) code = current_function(function);
+    code = Entry::check(M, N, K, lda, ldaq, ldb, ldc);
+    const int64_t needed = code ? 0 : Entry::workspace_bytes(M, N, K);
+    if (!code) code = expect_pointer("workspace", workspace, needed > 0);
+    if (!code && needed > 0) code = expect_at_least("workspace_bytes", workspace_bytes, needed);
+    const Entry* entry = nullptr;
+    if (!code) code = current_entry(entry);
     if (code) return code;
     hip::GemmArgs args = make_args(M, N, K, lda, ldaq, ldb, ldc);
     args.a = A, args.aq = AQ, args.b = B, args.c = C;
-    return launch(function, args, static_cast<hipStream_t>(stream));
+    return entry->launch(args, workspace, static_cast<hipStream_t>(stream));
 }
 
 /* ---- Life ----------------------------------------------------------------------------------------------- */
 
 inline int initialize() {
-    hipFunction_t function = nullptr;
-    return current_function(function);
+    const Entry* entry = nullptr;
+    return current_entry(entry);
 }
 
 /* The driver stays open: unloading it while other libraries use it is nobody's wish. */
@@ -302,7 +275,7 @@ inline void cleanup() {
     pthread_mutex_lock(&g_mutex);
     for (Loaded& loaded : g_loaded) {
         if (loaded.module) driver().hipModuleUnload(loaded.module);
-        __atomic_store_n(&loaded.function, nullptr, __ATOMIC_RELEASE);
+        __atomic_store_n(&loaded.ready, false, __ATOMIC_RELEASE);
         loaded.module = nullptr;
     }
     pthread_mutex_unlock(&g_mutex);
@@ -334,14 +307,14 @@ GEMMILL_EXPORT const char* gemmill_manifest(void) { return gemmill::Kernel::kMan
 GEMMILL_EXPORT const char* gemmill_last_error(void) { return gemmill::t_error.text; }
 
 GEMMILL_EXPORT int64_t gemmill_workspace_bytes(int64_t M, int64_t N, int64_t K) {
-    return gemmill::check_sizes(M, N, K);
+    const int code = gemmill::check_sizes(M, N, K);
+    return code ? code : gemmill::Entry::workspace_bytes(M, N, K);
 }
 
 GEMMILL_EXPORT int gemmill_gemm_aquant(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N,
                                        int64_t K, int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc,
                                        void* workspace, int64_t workspace_bytes, void* stream) {
-    (void)workspace, (void)workspace_bytes; /* gemmill_workspace_bytes() is 0 */
-    return gemmill::run_strided(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc, stream);
+    return gemmill::run_strided(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc, workspace, workspace_bytes, stream);
 }
 
 }  // extern "C"

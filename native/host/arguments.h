@@ -11,6 +11,12 @@ inline int expect_at_least(const char* name, int64_t value, int64_t least) {
     return (Message() << name << " = " << value << ": expected at least " << least).bad_argument();
 }
 
+/* A bound of this backend, not of the ABI. */
+inline int expect_at_most(const char* name, int64_t value, int64_t most) {
+    if (value <= most) return GEMMILL_OK;
+    return (Message() << name << " = " << value << ": expected at most " << most << " on this backend").unsupported();
+}
+
 inline int expect_equal(const char* name, int64_t value, int64_t expected, const char* why) {
     if (value == expected) return GEMMILL_OK;
     return (Message() << name << " = " << value << ": expected " << expected << ", " << why).bad_argument();

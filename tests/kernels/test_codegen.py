@@ -166,7 +166,7 @@ def test_missing_backend(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
         Codegen(paths).generate(config())
 
 
-def _no_backend(arch: str) -> None:
+def _no_backend(arch: str, provider: str = "native") -> None:
     raise UnsupportedError(f"cannot build for {arch}: the x backend is not built yet")
 
 

@@ -127,7 +127,7 @@ FAULTS = [
     (Mutation("QK for M as ccr's stride", "host/arguments.h", "Shape{groups, m}", "Shape{m, groups}"), CCR),
     (Mutation("AQ is not shuffled", "hip/host_abi.h", "if (!Kernel::kPreshuffled) return", "return"), SHUFFLED),
     (Mutation("half of C comes back", "hip/host_abi.h", "c.download(C, bytes_c)", "c.download(C, bytes_c / 2)"), PLAIN),
-    (Mutation("one row of tiles", "hip/host_abi.h", "static_cast<unsigned>(tiles_m)", "1"), PLAIN),
+    (Mutation("one row of tiles", "hip/entry.h", "static_cast<unsigned>(tiles_m)", "1"), PLAIN),
     (Mutation("no fault", "hip/host_abi.h", "/* the default stream */", ""), PLAIN),
 ]
 

@@ -30,8 +30,8 @@ def test_list(found_cache, capsys):
     DAMAGES["flipped bit"][0](object_directory(found_cache, broken))
     assert main(["list"]) == 0
     out = lines(capsys)
-    assert out[0].split() == ["ARCH", "KERNEL", "KEY", "SELFTEST"]
-    found = {row.split()[1]: row.split()[3] for row in out[1:]}
+    assert out[0].split() == ["ARCH", "KERNEL", "PROVIDER", "KEY", "SELFTEST"]
+    found = {row.split()[1]: row.split()[4] for row in out[1:]}
     assert found == {
         CONFIG.name: "passed",
         fake_config("bf8").name: "untested",
@@ -48,6 +48,7 @@ def test_list_json(found_cache, capsys):
             "cache": str(found_cache.root),
             "arch": "generic",
             "name": CONFIG.name,
+            "provider": "native",
             "key": key,
             "outcome": "passed",
             "refusal": None,

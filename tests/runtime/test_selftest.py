@@ -330,6 +330,28 @@ def test_the_checker_finds_swapped_rows_of_scales(cache, monkeypatch):
         checker.check_all()
 
 
+def test_a_kernel_with_limits_is_tested_within_them(cache, monkeypatch):
+    """A library of another provider may take some sizes only; it must then never see the others."""
+    add_fake(cache.root)
+    checker = Checker(load(fake_config().name, cache))
+    checker.limits = {"n": 8, "k": 256, "not_k": 512}
+    assert checker.fit(3, 5, 0) == (3, 8, 0) and checker.fit(3, 8, 512) == (3, 8, 768)
+    seen = set()
+    run_host = checker.library.run_host
+
+    def spy(*arguments):
+        seen.add(arguments[4:7])
+        return run_host(*arguments)
+
+    checker.check_faults()
+    monkeypatch.setattr(checker.library, "run_host", spy)
+    monkeypatch.setattr(checker, "check_faults", lambda: None)
+    checker.check_all()
+    assert len(seen) > 5
+    assert all(n % 8 == 0 and k % 256 == 0 and (k % 512 or k == 0) for _, n, k in seen)
+    assert all([n % 8, k % 256] == [0, 0] for _, n, k in checker.shapes)
+
+
 def test_codes_cover_every_byte(cache):
     """Each of the 256 byte values of A, B and an fp8 AQ occurs; for int4, each pair of codes."""
     for config in (fake_config("fp8"), fake_config("fp8i4f32"), fake_config("bf8i4", "ccr")):

@@ -1,0 +1,281 @@
+"""The provider ck_tile: the same kernels out of AMD's Composable Kernel, for those who have its headers and HIP's.
+
+    kernel.cpp --clang, device--> kernel.s --as--> kernel.o --lld--> kernel.co --incbin--> image.o
+    kernel.cpp --clang, host, with Composable Kernel--> plan.o
+    kernel.cpp + image.o + plan.o --clang or zig, host--> kernel.so
+
+The compiler is a clang, or zig, which has one. What a kernel becomes, or why it can't be, says kernels/ck_instance.py;
+what is shared with gemmill's own AMD kernels (the driver by dlopen, the C ABI, the embedding) is native/hip. No device
+library is linked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+import os
+import platform
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gemmill.errors import UnsupportedError
+
+from kernels import ck_instance, process
+from kernels import toolchain as cxx
+from kernels.backends import hip
+from kernels.ck_headers import Headers, find_headers
+from kernels.code_object import read_kernels
+from kernels.config import KernelConfig
+from kernels.hip_headers import find_hip, rocm_root
+from kernels.toolchain import Toolchain
+
+__all__ = ["TEMPLATE", "commands", "context", "find_toolchain", "flags", "notes", "resources", "why_not"]
+
+TEMPLATE = "ck_tile.cpp.j2"
+ASSEMBLY = "kernel.s"
+
+_COMMON = ("-x", "hip", "-std=c++17", "-nogpulib", "-fuse-cuid=none", "-DNDEBUG", "-D__HIP_PLATFORM_AMD__")
+# zig's own clang knows no C++ library and no HIP; commands() names both.
+_OF_KIND = {"zig": (f"--target={platform.machine()}-linux-gnu", "-nogpuinc", "-nostdinc", "-nostdinc++")}
+# Composable Kernel's own build adds -amdgpu-early-inline-all: with clang 19 that takes minutes a kernel.
+DEVICE_FLAGS = ("--offload-device-only", "-mcode-object-version=5", "-O3", "-S")
+PLAN_FLAGS = ("--offload-host-only", "-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-c")
+HOST_FLAGS = (
+    *("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"),
+    *("-Wall", "-Wextra", "-DGEMMILL_HOST", "-shared", "-pthread", "-s", "-Wl,--gc-sections", "-Wl,--as-needed"),
+    "-ldl",
+)
+# The C++ library goes into ours, out of sight.
+_STATIC = {
+    "clang": ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-Wl,--no-undefined"),
+    "zig": ("-mcpu=baseline",),
+}
+_OF_ARCH = {"gfx950": ("-DCK_GFX950_SUPPORT", "-DCK_TILE_USE_OCP_FP8=1")}
+
+_FIRST_CLANG = {"gfx942": 19, "gfx950": 20}
+_FIRST_ZIG = (0, 15)  # has clang 20
+_NEWEST_CLANG = 25  # of the names with a number that are looked for
+_INSTALL = "ROCm brings one, so does `pip install ziglang`"
+_PROBE_SECONDS = 30
+
+
+def find_toolchain(wanted: str | None, memo: Path | None) -> Toolchain:
+    """Return clang or zig, and as its identity also lld's, HIP's and Composable Kernel's.
+
+    Raises
+    ------
+    UnsupportedError
+        Where one of them is missing, with what to install; or `wanted` is another compiler.
+    """
+    found = _find_clang(wanted, memo)
+    return dataclasses.replace(
+        found,
+        identity={
+            **found.identity,
+            "lld": _lld_version(_find_lld(found)),
+            "hip": find_hip().identity,
+            "composable_kernel": find_headers().digest,
+        },
+    )
+
+
+def why_not(config: KernelConfig) -> str | None:
+    """Say why the headers at hand can't do a kernel; None where they can."""
+    return ck_instance.why_not(config, find_headers())
+
+
+def notes(config: KernelConfig) -> list[str]:
+    """Return what a user of the kernel must know."""
+    headers = find_headers()
+    said = [
+        "ck_tile: an instance of AMD's Composable Kernel; compiled, neither simulated nor tested on hardware by "
+        f"gemmill; it takes N in multiples of {_limits(config, headers)['n']} and K in multiples of {config.tile[2]}"
+    ]
+    if ck_instance.has_race(config, headers):
+        k = 2 * config.tile[2]
+        said.append(
+            f"ck_tile decode: the AQuant memory pipeline of these headers has a race when K is a multiple of {k}: in "
+            "its even tail no barrier stands between the LDS reads of one tile and the writes of the next. The library "
+            f"refuses such K and has no instance for it, so no selftest, here or anywhere, vouches for one"
+        )
+    if config.variant_row.a == "int4":
+        said.append("ck_tile int4: A is permuted into the workspace by a kernel of its own before every product")
+    return said
+
+
+def context(config: KernelConfig) -> dict[str, Any]:
+    """Return what the template instantiates.
+
+    Raises
+    ------
+    UnsupportedError
+        If the headers can't do the kernel.
+    """
+    headers = find_headers()
+    reason = ck_instance.why_not(config, headers)
+    if reason:
+        raise UnsupportedError(f"{config.id}: {reason}")
+    return ck_instance.context(config, headers)
+
+
+def flags(config: KernelConfig, toolchain: Toolchain) -> dict[str, Any]:
+    """Return every flag that can change the artefact, by step."""
+    if not _is_able(toolchain, config.arch):
+        said = toolchain.identity.get("version")
+        raise UnsupportedError(f"{config.arch} needs {_needed(config.arch)}, this is {said!r}; {_INSTALL}")
+    common = [*_COMMON, *_OF_KIND.get(toolchain.kind, ()), f"--offload-arch={config.arch}"]
+    common += _OF_ARCH.get(config.arch, ())
+    native = hip.flags(config, toolchain)
+    return {
+        "device": [*common, *DEVICE_FLAGS],
+        "assemble": native["assemble"],
+        # What is not defined here would be looked for when a user loads the module.
+        "link": [*native["link"], "--no-undefined"],
+        "image": native["image"],
+        "plan": [*common, *PLAN_FLAGS],
+        "host": [*HOST_FLAGS, *_STATIC[toolchain.kind]],
+        "machine": platform.machine(),
+    }
+
+
+def commands(config: KernelConfig, source: Path, native: Path, library: Path, toolchain: Toolchain) -> list[list[str]]:
+    """Return the six commands that make `library` from `source`."""
+    step = flags(config, toolchain)
+    ours = ["-I", str(native)]
+    ck = [*ours, *_system_headers(native, toolchain)]
+    clang = [toolchain.command[0], "clang"] if toolchain.kind == "zig" else list(toolchain.command)
+    return [
+        [*clang, *step["device"], *ck, str(source), "-o", ASSEMBLY],
+        [*clang, *step["assemble"], ASSEMBLY, "-o", "kernel.o"],
+        [*_find_lld(toolchain), *step["link"], "kernel.o", "-o", hip.CODE_OBJECT],
+        [*clang, *step["image"], *ours, os.devnull, "-o", "image.o"],
+        [*clang, *step["plan"], *ck, str(source), "-o", "plan.o"],
+        [*toolchain.command, *ours, str(source), "image.o", "plan.o", *step["host"], "-o", str(library)],
+    ]
+
+
+def _system_headers(native: Path, toolchain: Toolchain) -> list[str]:
+    """Return the flags that name others' headers: as system headers, so that their warnings are not ours."""
+    headers, hip_root = find_headers().root, find_hip().root
+    ck = ["-isystem", str(headers), f"-ffile-prefix-map={headers}=ck"]  # none of their paths gets into what is made
+    if toolchain.kind != "zig":
+        return [*ck, f"--rocm-path={hip_root}"]
+    # `zig c++` knows the library and takes no HIP, `zig clang` the other way round: the one says what the other needs.
+    said = _ask([*toolchain.command, "-###", "-c", "-x", "c++", os.devnull])
+    words = [word for line in said.splitlines() if line.lstrip().startswith(('"', "/")) for word in shlex.split(line)]
+    pairs = [pair for pair in itertools.pairwise(words) if pair[0] in ("-isystem", "-D")]
+    library = [word for pair in pairs if pair[0] == "-D" and "LIBC" in pair[1] for word in pair]
+    # It names them from the working directory where it can; the commands run in another one.
+    folders = [str(Path(word).absolute()) for flag, word in pairs if flag == "-isystem"]
+    library += [word for folder in folders for word in ("-isystem", folder)]
+    stubs = native / "hip" / "ck_tile" / "zig"
+    return [*library, "-isystem", str(stubs), "-isystem", str(hip_root / "include"), *ck]
+
+
+def resources(config: KernelConfig, output: str, work: Path) -> dict[str, Any]:
+    """Return registers, LDS, matrix instructions and the like of each instance, by its suffix.
+
+    Raises
+    ------
+    UnsupportedError
+        If an instance has no matrix instruction: a warp tile that Composable Kernel has none for compiles to zeros.
+    """
+    figures = read_kernels(work / hip.CODE_OBJECT)
+    assembly = (work / ASSEMBLY).read_text(encoding="utf-8", errors="replace")
+    found = {}
+    for one in context(config)["instances"]:
+        name = f"{config.name}_{one['suffix']}"
+        body = re.search(rf"^{name}:(.*?)^\.Lfunc_end", assembly, re.MULTILINE | re.DOTALL)
+        count = len(re.findall(r"\bv_mfma_", body[1])) if body else 0
+        if not count:
+            raise UnsupportedError(f"{name} has no matrix instruction: its results would be zeros")
+        found[one["suffix"]] = {**figures[name], "matrix_instructions": count}
+    return found
+
+
+def _limits(config: KernelConfig, headers: Headers) -> dict[str, int]:
+    limits: dict[str, int] = ck_instance.context(config, headers)["limits"]
+    return limits
+
+
+def _find_clang(wanted: str | None, memo: Path | None) -> Toolchain:
+    """Return the first compiler that knows every arch, else the first that knows one."""
+    if wanted:
+        found = cxx.find_toolchain(wanted, memo)
+        if found.kind not in _STATIC:
+            raise UnsupportedError(
+                f"toolchain={wanted} is {found.kind}: provider=ck_tile needs clang or zig; {_INSTALL}"
+            )
+        return found
+    able: list[Toolchain] = []
+    looked = []
+    names = [f"clang++-{number}" for number in range(_NEWEST_CLANG, min(_FIRST_CLANG.values()) - 1, -1)]
+    for name in (str(rocm_root() / "llvm/bin/clang++"), "clang++", *names, "zig"):
+        if name != "zig" and shutil.which(name) is None:
+            continue
+        try:
+            found = cxx.find_toolchain(name, memo)
+        except UnsupportedError:
+            continue
+        if found.kind in _STATIC and all(_is_able(found, arch) for arch in _FIRST_CLANG):
+            return found
+        looked.append(f"{name} is {found.identity.get('version')}")
+        able += [found] if found.kind in _STATIC and any(_is_able(found, arch) for arch in _FIRST_CLANG) else []
+    if able:
+        return able[0]
+    raise UnsupportedError(
+        f"no compiler for Composable Kernel: needed is {_needed('gfx942')}, found {'; '.join(looked) or 'none'}; "
+        f"{_INSTALL}"
+    )
+
+
+def _find_lld(toolchain: Toolchain) -> list[str]:
+    """Return the command of lld: beside clang, in PATH, or zig's."""
+    if toolchain.kind == "zig":
+        return [toolchain.command[0], "ld.lld"]
+    for name in _lld_names(toolchain):
+        found = shutil.which(name)
+        if found:
+            return [found, *(["ld.lld"] if Path(name).name == "zig" else [])]
+    raise UnsupportedError(f"no lld for {toolchain}; {_INSTALL}")
+
+
+def _lld_names(toolchain: Toolchain) -> Iterator[str]:
+    folder = Path(toolchain.command[0]).resolve().parent
+    yield str(folder / "ld.lld")
+    yield "ld.lld"
+    yield from (f"ld.lld-{number}" for number in _version(toolchain))
+    yield "zig"
+    spec = importlib.util.find_spec("ziglang")
+    yield from (f"{folder}/zig" for folder in (spec and spec.submodule_search_locations) or ())
+
+
+def _lld_version(command: list[str]) -> str:
+    return _ask([*command, "--version"]).strip()
+
+
+def _ask(argv: list[str]) -> str:
+    code, out, err = process.run(argv, _PROBE_SECONDS, env=cxx.compiler_environment())
+    if code:
+        raise UnsupportedError(f"{shlex.join(argv)} failed with status {code}: {(err or out).strip()[:200]}")
+    return out + err
+
+
+def _version(toolchain: Toolchain) -> tuple[int, ...]:
+    pattern = r"zig (\d+)\.(\d+)" if toolchain.kind == "zig" else r"version (\d+)"
+    found = re.search(pattern, str(toolchain.identity.get("version", "")))
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def _is_able(toolchain: Toolchain, arch: str) -> bool:
+    first = _FIRST_ZIG if toolchain.kind == "zig" else (_FIRST_CLANG[arch],)
+    return _version(toolchain) >= first
+
+
+def _needed(arch: str) -> str:
+    return f"clang {_FIRST_CLANG[arch]} or zig {'.'.join(map(str, _FIRST_ZIG))}, or later"
