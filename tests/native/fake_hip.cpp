@@ -45,10 +45,9 @@ hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned x, unsigned y,
                                  unsigned, unsigned, hipStream_t, void** parameters, void**) {
     Launch launch = {{}, {x, y, z}, threads, {}};
     std::strncpy(launch.function, reinterpret_cast<std::string*>(function)->c_str(), sizeof launch.function - 1);
-    // Whatever lies behind a shorter argument is the stack's, and readable.
-    std::memcpy(launch.arguments, parameters[0], 48);
-    if (threads && std::strstr(launch.function, "_zero") == nullptr && std::strstr(launch.function, "_permute") == nullptr)
-        std::memcpy(launch.arguments, parameters[0], sizeof launch.arguments);
+    // The two small kernels take Rows (48 bytes), the others what a Plan holds.
+    const bool small = std::strstr(launch.function, "_zero") || std::strstr(launch.function, "_permute");
+    std::memcpy(launch.arguments, parameters[0], small ? 48 : sizeof launch.arguments);
     launches.push_back(launch);
     return 0;
 }
