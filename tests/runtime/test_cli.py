@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gemmill import __version__
+from gemmill import __version__, device
 from gemmill.cli import main
 from generators import DAMAGES, object_directory
 from support import add_fake, fake_config
@@ -139,24 +139,39 @@ def test_selftest_runs_what_is_untested(found_cache, capsys):
     bad = add_fake(found_cache.root, fake_config("bf8"), "FAULT_ZEROS", outcome=None)
     assert main(["selftest"]) == 1
     out = lines(capsys)
-    assert out[-1] == "2 tested, 1 failed"
+    assert out[-1] == "1 failed, 1 passed"
     assert any(line.startswith("passed") and line.endswith(CONFIG.name) for line in out)
     assert any(line.startswith("failed") and "C is all zeros" in line for line in out)
     assert found_cache.read(good).outcome == "passed"
     assert found_cache.read(bad).outcome == "failed"
     assert main(["selftest"]) == 0
-    assert lines(capsys) == ["0 tested, 0 failed"]
+    assert lines(capsys) == ["nothing to test"]
     assert main(["selftest", CONFIG.name]) == 0
-    assert lines(capsys)[-1] == "1 tested, 0 failed"
+    assert lines(capsys)[-1] == "1 passed"
     assert main(["selftest", "--all"]) == 1
-    assert lines(capsys)[-1] == "2 tested, 1 failed"
+    assert lines(capsys)[-1] == "1 failed, 1 passed"
 
 
 def test_selftest_tests_what_was_only_simulated(found_cache, capsys):
     key = add_fake(found_cache.root, outcome="simulated")
     assert main(["selftest"]) == 0
-    assert lines(capsys)[-1] == "1 tested, 0 failed"
+    assert lines(capsys)[-1] == "1 passed"
     assert found_cache.read(key).outcome == "passed"
+
+
+def test_selftest_counts_what_cannot_run_here_apart(found_cache, capsys, monkeypatch):
+    add_fake(found_cache.root, outcome=None)
+    monkeypatch.setitem(device.BACKENDS, "cpu", lambda row: "no such device")
+    assert main(["selftest", "--all"]) == 0
+    assert lines(capsys)[-1] == "1 untested"
+    assert main(["selftest", CONFIG.name]) == 1  # asked for by name, and not done
+    assert lines(capsys)[-1] == "1 untested"
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "env"])
+def test_a_cache_that_is_not_there_is_an_error(tmp_path, capsys, command):
+    assert main([command, "--cache", str(tmp_path / "typo")]) == 2
+    assert f"--cache {tmp_path / 'typo'}: there is no such directory" in capsys.readouterr().err
 
 
 def test_selftest_of_a_corrupt_object_fails(found_cache, capsys):
