@@ -95,7 +95,7 @@ def find_nvcc() -> Path:
         return program
     on_path = shutil.which("nvcc")
     if on_path:
-        return Path(on_path).absolute()
+        return _behind(Path(on_path).absolute())
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
     packaged = [nvcc for folder in folders for nvcc in sorted(folder.glob("*/bin/nvcc"))]
@@ -106,6 +106,16 @@ def find_nvcc() -> Path:
     raise UnsupportedError(
         f"no CUDA compiler: looked for nvcc in CUDA_HOME, PATH, PyPI packages and {usual}; {_INSTALL}"
     )
+
+
+def _behind(program: Path) -> Path:
+    """Return the nvcc that `program` is: a script that starts one of a toolkit elsewhere is followed to it."""
+    if (program.resolve().parent.parent / "nvvm").is_dir():
+        return program
+    # It needs no source to say where it lies; the word is its own.
+    here = re.search(r"^#\$ _HERE_=(.+)$", ask((str(program),), "--dryrun", "-x", "cu", os.devnull), re.MULTILINE)
+    found = Path(here[1]) / "nvcc" if here else program
+    return found if os.access(found, os.X_OK) else program
 
 
 def probe_nvcc(command: tuple[str, ...]) -> Probe:

@@ -96,6 +96,20 @@ def test_cuda_home_goes_before_path(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert cuda.find_nvcc() == tmp_path / "home" / "bin" / "nvcc"
 
 
+def test_a_script_on_path_is_followed_to_its_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "toolkit 13" / "bin"
+    for program, text in (
+        (home / "nvcc", f"#!/bin/sh\necho '#$ _SPACE_= '\necho '#$ _HERE_={home}' >&2\n"),
+        (tmp_path / "bin" / "nvcc", f"#!/bin/sh\nexec '{home}/nvcc' \"$@\"\n"),
+    ):
+        program.parent.mkdir(parents=True)
+        program.write_text(text)
+        program.chmod(0o755)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    assert cuda.find_nvcc() == home / "nvcc"
+
+
 def test_a_built_library_answers_without_a_gpu(tmp_path: Path) -> None:
     try:
         cuda.find_toolchain()
