@@ -86,9 +86,10 @@ def list_kernels(options: Options) -> int:
     from kernels.status import describe
 
     graph = Graph(options)
+    configs = graph.selection.find(options.words)
     unbuildable: dict[str, None] = {}
     print(f"{'state':<10} {'key':<12} kernel")
-    for config in graph.selection.find(options.words):
+    for config in configs:
         state, key = describe(graph.build, config)
         print(f"{state:<10} {key[:12]:<12} {config.id}")
         if not key:
