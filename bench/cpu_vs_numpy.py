@@ -1,6 +1,7 @@
 """Compare CPU kernels with numpy's float32 matmul on the dequantised operands.
 
-    python bench/cpu_vs_numpy.py [--arch A] [--shape 1024x1024x1024] [--threads 1 2] [--cache DIR] [--json OUT]
+    python bench/cpu_vs_numpy.py [--arch A] [--shape 1024x1024x1024] [--match NAME] [--threads 1 2] [--cache DIR]
+                                 [--json OUT]
 
 Each arch meets the OpenBLAS kernel that uses the same instructions: AVX-512 for x86-64-v4 and x86-64-v4-bf16, Haswell
 for x86-64-v3, Nehalem (SSE) for generic. Calls alternate, so that both see the same machine; a figure is the median of
@@ -29,8 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CORE_TYPES = {"generic": "Nehalem", "x86-64-v3": "Haswell", "x86-64-v4": None, "x86-64-v4-bf16": None}
 
 
-def measure(arch: str, shape: tuple[int, int, int], cache: Path, rounds: int) -> list[dict[str, Any]]:
-    """Time every kernel of `arch` in the cache's index beside numpy, in this process."""
+def measure(arch: str, shape: tuple[int, int, int], cache: Path, rounds: int, match: str) -> list[dict[str, Any]]:
+    """Time the kernels of `arch` in the cache's index whose names match beside numpy, in this process."""
     import numpy as np
 
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "native")]
@@ -42,7 +43,7 @@ def measure(arch: str, shape: tuple[int, int, int], cache: Path, rounds: int) ->
     rows: list[dict[str, Any]] = []
     single = os.environ["GEMMILL_NUM_THREADS"] == "1"
     clock = time.thread_time if single else time.perf_counter
-    for entry in sorted((cache / "index" / arch).glob("*.json")):
+    for entry in sorted((cache / "index" / arch).glob(f"{match}.json")):
         key = json.loads(entry.read_text())["key"]
         config = parse_name(arch, entry.stem)
         library = Library(cache / "objects" / key[:2] / key / "kernel.so", config)
@@ -136,6 +137,7 @@ def main() -> None:
     parser.add_argument("--arch", action="append", choices=list(CORE_TYPES), help="default: all in the cache")
     parser.add_argument("--shape", default="1024x1024x1024", help="MxNxK")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--match", default="*", help="names of kernels, as in a shell")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--cache", type=Path, default=ROOT / "cache")
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -143,7 +145,7 @@ def main() -> None:
     options = parser.parse_args()
     m, n, k = map(int, options.shape.split("x"))
     if options.child:
-        rows = measure(options.arch[0], (m, n, k), options.cache, options.rounds)
+        rows = measure(options.arch[0], (m, n, k), options.cache, options.rounds, options.match)
         print(json.dumps({"blas": blas_of_numpy(), "rows": rows}))
         return
 
@@ -157,7 +159,7 @@ def main() -> None:
                 environment["OPENBLAS_CORETYPE"] = str(CORE_TYPES[arch])
             command = [
                 *(sys.executable, __file__, "--child", "--arch", arch, "--shape", options.shape),
-                *("--cache", str(options.cache), "--rounds", str(options.rounds)),
+                *("--cache", str(options.cache), "--rounds", str(options.rounds), "--match", options.match),
             ]
             done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
             if done.returncode:

@@ -135,7 +135,8 @@ class Graph:
             "dep_file": str(self.paths.build / "doit.sqlite3"),
             "reporter": Reporter,
             "par_type": "thread",
-            "num_process": self.jobs,
+            # doit starts as many threads at once; a kernel runs one task at a time.
+            "num_process": min(self.jobs, len(self.selected["codegen"])),
             "continue": self.options.keep_going,
             "always": self.options.always,
             # Output is the reporter's, and doit captures by swapping sys.stdout, which threads share.

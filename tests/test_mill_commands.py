@@ -46,6 +46,12 @@ def test_list_takes_patterns_and_reports_archs_without_a_backend(mill):
     assert all(row[-1].startswith("gfx942/gemm_aquant_fp8_rcr_") for row in rows)
 
 
+def test_list_of_nothing_prints_no_table(mill):
+    status, out = mill.run("list", "no such kernel")
+    assert status == 2
+    assert out.startswith("mill: nothing matches 'no such kernel' among 42 kernels")
+
+
 def test_list_says_once_why_nothing_can_be_built(mill):
     lines = mill.good("list", *TWO, CXX="/no/such/compiler").splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [["no", "backend"]] * 2

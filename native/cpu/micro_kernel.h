@@ -35,8 +35,9 @@ struct RegisterTile {
     bool first;            /* nothing summed yet: start from zero instead of c */
 };
 
+/* Inlined: a call for every register tile costs 1.5 % on AVX2. */
 template <int Rows, int MR, int NR>
-void run_rows(const RegisterTile& t) {
+GEMMILL_INLINE void run_rows(const RegisterTile& t) {
     constexpr int vectors = NR / kLanes;
     constexpr int a_step = kPanelRows<MR> * kPair * kSpread, b_step = kPanelColumns<NR> * kPair;
     /* With few rows the sums are too few to hide the latency of an addition: sum alternate steps apart. */

@@ -87,12 +87,13 @@ GEMMILL_INLINE void gather(uint8_t* out, const uint8_t* in, int64_t stride, int6
     }
 }
 
-/* Ask for the lines of a panel's codes ahead of their use. */
+/* Ask for the lines of a panel's codes ahead of their use: in level-2 cache, since lines a power of two apart share so
+ * few sets of level-1 cache that they would drive each other out. */
 template <Order O>
 void prefetch_codes(const uint8_t* in, int64_t stride, int64_t rows, int64_t depth) {
     const int64_t lines = O == Order::kContiguousK ? rows : depth, length = O == Order::kContiguousK ? depth : rows;
     for (int64_t i = 0; i < lines; ++i) {
-        for (int64_t at = 0; at < length; at += kCacheLine) __builtin_prefetch(in + i * stride + at);
+        for (int64_t at = 0; at < length; at += kCacheLine) __builtin_prefetch(in + i * stride + at, 0, 2);
     }
 }
 

@@ -24,6 +24,11 @@ def test_kernels_go_one_by_one_not_stage_by_stage():
     assert all(name.startswith("selftest:") for name in names)
 
 
+@pytest.mark.parametrize(("jobs", "threads"), [("1", 1), ("3", 3), ("9999", 4)])
+def test_no_more_threads_than_kernels(jobs, threads):
+    assert graph("variant=fp8", "family=decode", f"jobs={jobs}").doit_config()["num_process"] == threads
+
+
 def test_missing_compiler_is_said_once_before_anything_runs():
     found, asked = graph("arch=generic,x86-64-v3"), []
 
