@@ -52,4 +52,3 @@ class Database(SqliteDB):  # type: ignore[misc]
         """Save and close; what can't be saved is dropped."""
         with contextlib.suppress(sqlite3.Error):
             super().dump()
-

@@ -103,7 +103,9 @@ def find_nvcc() -> Path:
     for program in (*packaged, usual):
         if os.access(program, os.X_OK):
             return program
-    raise UnsupportedError(f"no CUDA compiler: looked for nvcc in CUDA_HOME, PATH, PyPI packages and {usual}; {_INSTALL}")
+    raise UnsupportedError(
+        f"no CUDA compiler: looked for nvcc in CUDA_HOME, PATH, PyPI packages and {usual}; {_INSTALL}"
+    )
 
 
 def probe_nvcc(command: tuple[str, ...]) -> Probe:

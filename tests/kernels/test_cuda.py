@@ -60,7 +60,9 @@ def test_commands_stay_within_their_contract() -> None:
     assert "/" not in str(flags), "no path may enter the key"
     device, host = cuda.commands(CONFIGS[0], Path("kernel.cpp"), Path("native"), Path("kernel.so"), toolchain())
     assert device[0] == "/opt/nvcc" and host[0] == "/opt/c++"
-    assert {"kernel.cpp", "native", "kernel.cubin"} <= set(device) and {"kernel.cpp", "native", "kernel.so"} <= set(host)
+    assert {"kernel.cpp", "native", "kernel.cubin"} <= set(device) and {"kernel.cpp", "native", "kernel.so"} <= set(
+        host
+    )
     assert "-gencode=arch=compute_90a,code=sm_90a" in device
 
 
@@ -77,7 +79,7 @@ def test_a_spill_fails_the_build() -> None:
 
 def test_cuda_home_without_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    with pytest.raises(UnsupportedError, match="CUDA_HOME=.*: there is no program .*/bin/nvcc"):
+    with pytest.raises(UnsupportedError, match=r"CUDA_HOME=.*: there is no program .*/bin/nvcc"):
         cuda.find_nvcc()
 
 

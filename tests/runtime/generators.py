@@ -27,7 +27,9 @@ B_TYPES = {"fp8": ml_dtypes.float8_e4m3fn, "bf8": ml_dtypes.float8_e5m2}
 
 def configs() -> Iterator[KernelConfig]:
     """Yield every variant, layout and family that goes together, float16 output."""
-    for variant, layout, family in itertools.product(VARIANTS, LAYOUTS, filter(lambda f: f.required, FAMILIES.values())):
+    for variant, layout, family in itertools.product(
+        VARIANTS, LAYOUTS, filter(lambda f: f.required, FAMILIES.values())
+    ):
         if not (family.preshuffle and LAYOUTS[layout].aq_col):
             yield fake_config(variant, layout, family.name)
 
