@@ -5,6 +5,9 @@
 Each arch meets the OpenBLAS kernel that uses the same instructions: AVX-512 for x86-64-v4 and x86-64-v4-bf16, Haswell
 for x86-64-v3, Nehalem (SSE) for generic. Calls alternate, so that both see the same machine; a figure is the median of
 the ratios of neighbours. Converting to float32 is not counted for numpy.
+
+One thread is timed by its CPU time, which other programs disturb little; several by the clock, which wants a quiet
+machine (or `chrt -f 20`, as root). OpenBLAS threads spin for a while after a call; several-thread runs wait until then.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+SPIN_SECONDS = 0.15
+
 ROOT = Path(__file__).resolve().parent.parent
 CORE_TYPES = {"generic": "Nehalem", "x86-64-v3": "Haswell", "x86-64-v4": None, "x86-64-v4-bf16": None}
 
@@ -34,8 +39,9 @@ def measure(arch: str, shape: tuple[int, int, int], cache: Path, rounds: int) ->
     from kernels.name import parse_name
 
     m, n, k = shape
-    rows = []
-    clock = time.thread_time if os.environ["GEMMILL_NUM_THREADS"] == "1" else time.perf_counter
+    rows: list[dict[str, Any]] = []
+    single = os.environ["GEMMILL_NUM_THREADS"] == "1"
+    clock = time.thread_time if single else time.perf_counter
     for entry in sorted((cache / "index" / arch).glob("*.json")):
         key = json.loads(entry.read_text())["key"]
         config = parse_name(arch, entry.stem)
@@ -60,13 +66,26 @@ def measure(arch: str, shape: tuple[int, int, int], cache: Path, rounds: int) ->
             np.matmul(a, b, out=reference)
 
         def timed(call: Any, repeats: int = repeats) -> float:
+            if not single:
+                call()  # wakes the threads
             start = clock()
             for _ in range(repeats):
                 call()
             return (clock() - start) / repeats
 
-        timed(kernel), timed(blas)
-        pairs = [(timed(kernel), timed(blas)) for _ in range(rounds)]
+        def pair(kernel: Any = kernel, blas: Any = blas, timed: Any = timed) -> tuple[float, float]:
+            if not single:
+                time.sleep(SPIN_SECONDS)
+            return timed(kernel), timed(blas)
+
+        try:
+            pair()
+            pairs = [pair() for _ in range(rounds)]
+        except RuntimeError as error:
+            rows.append({"kernel": config.id, "error": f"{error}: {library.error}"})
+            continue
+        finally:
+            library.c.dispatcher_cleanup()
         rows.append(
             {
                 "kernel": config.id,
@@ -92,6 +111,26 @@ def blas_of_numpy() -> str:
     return ""
 
 
+def table(results: list[dict[str, Any]]) -> str:
+    """Return one Markdown row a measurement: the ratios of its kernels, and the share that is slower than numpy."""
+    lines = [
+        "| arch | M x N x K | threads | OpenBLAS | kernels | ms | numpy ms | least | median | most | below 1 |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        rows = [row for row in result["rows"] if "error" not in row]
+        if not rows:
+            continue
+        ratios = sorted(row["ratio"] for row in rows)
+        ms, numpy_ms = (statistics.median(row[name] for row in rows) for name in ("ms", "numpy_ms"))
+        figures = " | ".join(f"{ratio:.2f}" for ratio in (ratios[0], statistics.median(ratios), ratios[-1]))
+        lines.append(
+            f"| {result['arch']} | {result['shape'].replace('x', ' x ')} | {result['threads']} | {result['blas']} "
+            f"| {len(rows)} | {ms:.2f} | {numpy_ms:.2f} | {figures} | {sum(ratio < 1 for ratio in ratios)} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", action="append", choices=list(CORE_TYPES), help="default: all in the cache")
@@ -108,7 +147,8 @@ def main() -> None:
         print(json.dumps({"blas": blas_of_numpy(), "rows": rows}))
         return
 
-    results = []
+    results: list[dict[str, Any]] = []
+    failed = False
     for arch in options.arch or [a for a in CORE_TYPES if (options.cache / "index" / a).is_dir()]:
         for threads in options.threads:
             environment = {name: v for name, v in os.environ.items() if not name.startswith("OPENBLAS_")}
@@ -119,17 +159,26 @@ def main() -> None:
                 *(sys.executable, __file__, "--child", "--arch", arch, "--shape", options.shape),
                 *("--cache", str(options.cache), "--rounds", str(options.rounds)),
             ]
-            answer = json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
+            done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+            if done.returncode:
+                print(f"{arch}, {threads} thread(s): failed\n{done.stderr}", file=sys.stderr)
+                failed = True
+                continue
+            answer = json.loads(done.stdout)
             print(f"{arch}, {threads} thread(s), {options.shape}, numpy with OpenBLAS {answer['blas']}")
             for row in answer["rows"]:
                 name = row["kernel"].partition("/")[2]
+                if "error" in row:
+                    print(f"  {row['error']}  {name}")
+                    failed = True
+                    continue
                 print(f"  {row['ms']:9.3f} ms  numpy {row['numpy_ms']:9.3f} ms  {row['ratio']:5.2f}x  {name}")
-            ratios = sorted(row["ratio"] for row in answer["rows"])
-            if ratios:
-                print(f"  least {ratios[0]:.2f}x, median {statistics.median(ratios):.2f}x, most {ratios[-1]:.2f}x")
             results.append({"arch": arch, "threads": threads, "shape": options.shape, **answer})
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+            if options.json:  # after each part: an interrupted run leaves what it measured
+                options.json.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

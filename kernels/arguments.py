@@ -46,6 +46,19 @@ FLAGS = {
     "--always": "run the tasks named even where they are up to date",
     "--no-continue": "start no further task after a failure",
 }
+
+# What each command reads; help, which may be asked for in the middle of a thought, takes anything.
+_KERNELS = ("arch", "variant", "family", "layout", "out", "toolchain", "cache", "TASK")
+_TAKES = {
+    "build": (*(name for name in ARGUMENTS if name != "max_size"), *FLAGS, "TASK"),
+    "list": _KERNELS,
+    "explain": _KERNELS,
+    "verify": ("cache",),
+    "gc": ("cache", "max_size"),
+    "clean": (),
+    "help": (*ARGUMENTS, *FLAGS, "TASK"),
+}
+
 _OTHER_FLAGS = {"-a": "--always", "-h": "help", "--help": "help"}
 
 _SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -103,11 +116,12 @@ def parse(args: Sequence[str], cwd: Path | None = None) -> Options:
     Raises
     ------
     UsageError
-        For an unknown argument, value or flag.
+        For an unknown argument, value or flag, and for one that the command does not read.
     """
     cwd = cwd or Path.cwd()
     values: dict[str, Any] = {}
     words: list[str] = []
+    given: list[str] = []
     for arg in args:
         if arg.startswith("-"):
             flag = _OTHER_FLAGS.get(arg, arg)
@@ -115,6 +129,7 @@ def parse(args: Sequence[str], cwd: Path | None = None) -> Options:
                 values["command"] = "help"
             elif flag in FLAGS:
                 values.update({"always": True} if flag == "--always" else {"keep_going": False})
+                given.append(flag)
             else:
                 raise UsageError(f"unknown option {arg}{_near(arg, FLAGS)}: accepted are {', '.join(FLAGS)}, --help")
         elif "=" in arg:
@@ -126,11 +141,14 @@ def parse(args: Sequence[str], cwd: Path | None = None) -> Options:
             if name in values:
                 raise UsageError(f"{name}= is given twice; several values are separated by commas")
             values[name] = _PARSERS[name](name, text, cwd)
+            given.append(name)
         else:
             words.append(arg)
     if words and words[0] in COMMANDS:
         values.setdefault("command", words.pop(0))
-    return Options(**values, words=tuple(words))
+    options = Options(**values, words=tuple(words))
+    _check_taken(options.command, given, words)
+    return options
 
 
 def help_text() -> str:
@@ -149,6 +167,15 @@ def help_text() -> str:
         lines.append("")
     lines += ["exit status: 0 all good, 1 something failed, 2 usage, 130 or 143 stopped by a signal"]
     return "\n".join(lines)
+
+
+def _check_taken(command: str, given: Iterable[str], words: Sequence[str]) -> None:
+    takes = _TAKES[command]
+    wrong = [f"{name}=" if name in ARGUMENTS else name for name in given if name not in takes]
+    wrong += [repr(word) for word in words if "TASK" not in takes]
+    if wrong:
+        accepted = ", ".join(f"{name}=" if name in ARGUMENTS else name for name in takes) or "nothing"
+        raise UsageError(f"{command} does not take {wrong[0]}; it takes {accepted}")
 
 
 def _near(name: str, known: Iterable[str]) -> str:

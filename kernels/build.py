@@ -6,11 +6,13 @@ threads; compilers are child processes. Several processes may share a cache: a k
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import platform
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from gemmill.errors import CorruptObject, GemmillError, KernelNotFound
 
 from kernels import process
 from kernels.backends import Backend, find_backend
+from kernels.catalogue import Catalogue
 from kernels.codegen import Codegen, Source
 from kernels.config import KernelConfig
 from kernels.describe import describe_config, read_abi_version
@@ -34,6 +37,13 @@ from kernels.toolchain import Toolchain, compiler_environment
 
 COMPILE_SECONDS = 900.0
 ATTEMPTS = 3  # at a kernel whose inputs are edited while they are compiled
+
+# Fields that tell a kernel from the others of a call: of several, the runtime takes any.
+_IDENTITY = tuple(
+    field.name
+    for field in dataclasses.fields(KernelConfig)
+    if field.name not in ("arch", "tile", "warps", "warp_tile", "group")
+)
 
 # What the commands call the source and the headers' root, in the directory that they run in.
 SOURCE, NATIVE = "kernel.cpp", "native"
@@ -130,6 +140,9 @@ class Build:
         Receives one line for each thing worth telling (an object quarantined); default drops them.
     children : Children, optional
         Runs the commands.
+    catalogue : Catalogue, optional
+        Whose kernels the index is to name: a kernel takes the place of those that differ from it in geometry alone
+        and that the catalogue no longer has. Without it, all stay.
 
     Attributes
     ----------
@@ -143,6 +156,7 @@ class Build:
         toolchain: str | None = None,
         notice: Callable[[str], None] = lambda text: None,
         children: process.Children = process.CHILDREN,
+        catalogue: Catalogue | None = None,
     ) -> None:
         self.paths = paths
         self.codegen = Codegen(paths)
@@ -150,10 +164,13 @@ class Build:
         self._wanted = toolchain
         self._notice = notice
         self._children = children
+        self._catalogue = catalogue
         self._memo = ScanMemo(paths.build / "memo" / "headers.json")
         self._headers = self._read_headers()
         self._toolchains: dict[str, Toolchain] = {}
         self._abi: int | None = None
+        # By arch and identity, the names in the index that the catalogue lacks.
+        self._orphans: dict[str, dict[tuple[str, ...], list[str]]] = {}
         # Whole objects and the signatures of the files that said so, so that they are hashed once a run.
         self._states: dict[KernelConfig, tuple[list[str], list[Any], State]] = {}
 
@@ -262,12 +279,44 @@ class Build:
             return State(config, key, None, "the cache has no object of its key")
         except CorruptObject as error:
             return State(config, key, None, f"its object is broken: {error}")
+        if found.name != config.name:
+            return State(config, key, None, f"its object is broken: the manifest calls it {found.name}")
         try:
             entry = self.store.cache.entry(config.arch, config.name)
         except (KernelNotFound, CorruptObject) as error:
             return State(config, key, found, str(error))
         reason = "" if entry.key == key else f"the index names another key, {entry.key[:12]}"
+        if not reason and (old := self._replaced(config)):
+            reason = f"the index still names what it replaces: {', '.join(old)}"
         return State(config, key, found, reason)
+
+    def _drop_replaced(self, config: KernelConfig) -> None:
+        names = self._replaced(config)
+        for name in names:
+            self.store.unset_index(config.arch, name)
+            self._notice(f"the index drops {config.arch}/{name}: the catalogue has {config.name} in its place")
+        names.clear()
+
+    def _replaced(self, config: KernelConfig) -> list[str]:
+        """Return the names in the index that `config` takes the place of; the index is listed once an arch.
+
+        Such a kernel was built from older sources, and the runtime could choose it.
+        """
+        arch = config.arch
+        if arch not in self._orphans:
+            found: dict[tuple[str, ...], list[str]] = {}
+            for name in self._lost_names(arch):
+                with contextlib.suppress(KernelNotFound, CorruptObject):
+                    identity = _identity(self.store.cache.entry(arch, name).config)
+                    found.setdefault(identity, []).append(name)
+            self._orphans[arch] = found
+        return self._orphans[arch].get(_identity(vars(config)), [])
+
+    def _lost_names(self, arch: str) -> list[str]:
+        if self._catalogue is None or arch not in self._catalogue.archs:
+            return []
+        known = {config.name for config in self._catalogue.configs(arch, out=None)}
+        return [name for name in self.store.cache.names(arch) if name not in known]
 
     def _make_current(self, plan: _Plan) -> Outcome:
         if self._stored(plan.config, plan.key).current:
@@ -282,6 +331,7 @@ class Build:
             if not state.current:
                 config = plan.config
                 self.store.set_index(config.arch, config.name, plan.key, describe_config(config))
+                self._drop_replaced(config)
             return outcome
 
     def _build(self, plan: _Plan) -> Outcome:
@@ -361,3 +411,7 @@ class Build:
     def _raise_if_stopped(self) -> None:
         if self._children.stopped:
             raise process.Stopped("stopped")
+
+
+def _identity(config: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(config.get(name)) for name in _IDENTITY)  # what the index holds may be anything

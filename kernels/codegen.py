@@ -234,7 +234,7 @@ def _seal(stamp: Mapping[str, Any], body: str) -> str:
 
 def _rows(config: KernelConfig, abi: int) -> str:
     tables = (config.arch_row, config.variant_row, config.layout_row, config.family_row)
-    return f"{[dataclasses.astuple(config), abi]}{[_row(row) for row in tables]}"
+    return f"{config!r} {abi} {[_row(row) for row in tables]}"
 
 
 @functools.cache

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemmill.errors import GemmillError
+from gemmill.errors import GemmillError, UnsupportedError
+from gemmill.streams import prepare_streams
 
 from kernels.arguments import Options, UsageError, help_text, parse
 from kernels.interrupt import Interrupted, catch_signals, reader_gone
@@ -26,6 +27,7 @@ _GRACE = 1.0  # seconds that threads have to remove their temporary files after 
 def main(args: Sequence[str]) -> int:
     """Run one command line and return the exit status."""
     catch_signals()
+    prepare_streams()
     try:
         # `mill` goes to the checkout; paths on the command line are meant from where the caller stood.
         options = parse(args, Path(os.environ.get("MILL_CWD") or Path.cwd()))
@@ -73,6 +75,8 @@ def build(options: Options) -> int:
     except Interrupted:
         graph.wait(_GRACE)
         raise
+    if graph.unwritten:
+        raise graph.unwritten
     return OK if status == 0 else FAILED
 
 
@@ -82,10 +86,19 @@ def list_kernels(options: Options) -> int:
     from kernels.status import describe
 
     graph = Graph(options)
+    unbuildable: dict[str, None] = {}
     print(f"{'state':<10} {'key':<12} kernel")
     for config in graph.selection.find(options.words):
         state, key = describe(graph.build, config)
         print(f"{state:<10} {key[:12]:<12} {config.id}")
+        if not key:
+            unbuildable.setdefault(config.arch)
+    sys.stdout.flush()
+    for arch in unbuildable:
+        try:
+            graph.build.toolchain(arch)
+        except UnsupportedError as error:
+            print(f"mill: {error}", file=sys.stderr)
     return OK
 
 

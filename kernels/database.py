@@ -7,6 +7,7 @@ is dropped. Nor may it hold up another run: stock doit keeps a write lock from a
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 import sys
 from pathlib import Path
@@ -21,9 +22,10 @@ class Database(SqliteDB):  # type: ignore[misc]
     desc = "sqlite3, tolerant of trouble"
 
     def __init__(self, name: str, codec: Any, *, module_name: str | None = None) -> None:
+        self._saved: dict[str, str] = {}
         try:
             super().__init__(name, codec)
-            self._conn.execute("select count(*) from doit").fetchone()
+            self._saved = self._load()
         except (DatabaseException, sqlite3.Error) as error:
             # doit wraps what sqlite3 says. Busy or unreadable is an OperationalError; corrupt is the plain class.
             cause = error if isinstance(error, sqlite3.Error) else error.__context__
@@ -36,12 +38,18 @@ class Database(SqliteDB):  # type: ignore[misc]
                 print(f"mill: {name} is not used: {cause}", file=sys.stderr)
                 super().__init__(":memory:", codec)
 
+    def _load(self) -> dict[str, str]:
+        # All rows at once: a question a task would double what doit costs with nothing to do.
+        cursor = self._conn.cursor()
+        cursor.row_factory = None
+        return dict(cursor.execute("select task_id, cast(task_data as text) from doit").fetchall())
+
     def _get_task_data(self, task_id: str) -> dict[str, Any]:
-        with contextlib.suppress(sqlite3.Error, ValueError):
-            data = super()._get_task_data(task_id)
-            if isinstance(data, dict):
-                return data
-        return {}
+        try:
+            data = json.loads(self._saved[task_id])
+        except (KeyError, TypeError, ValueError):
+            return {}
+        return data if isinstance(data, dict) else {}
 
     def remove(self, task_id: str) -> None:
         """Forget a task when the run ends, not before: an open transaction locks other runs out."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import shlex
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from doit.doit_cmd import get_var  # type: ignore[import-untyped]
@@ -80,16 +82,20 @@ class Graph:
     selection : Selection
     selected : dict of str to list of KernelConfig
         The kernels of each stage's tasks.
+    unwritten : OSError or None
+        Why the reporter could not print all that it had to.
     """
 
     def __init__(self, options: Options, paths: Paths = CHECKOUT) -> None:
         self.options = options
         self.paths = Paths.of(paths.root, options.cache or paths.cache, paths.build)
         self.notice: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
-        self.build = Build(self.paths, options.toolchain, lambda text: self.notice(text))
-        self.selection = Selection(options, load_catalogue())
+        catalogue = load_catalogue()
+        self.build = Build(self.paths, options.toolchain, lambda text: self.notice(text), catalogue=catalogue)
+        self.selection = Selection(options, catalogue)
         self.selected = self.selection.tasks
         self._compiled = {config.id for config in self.selected["compile"]}
+        self.unwritten: OSError | None = None
         self._state: State | None = None
         self._running = 0
         self._idle = threading.Condition()
@@ -175,7 +181,13 @@ class Graph:
         given = [f"out={','.join(options.out)}"] if options.out != Options.out else []
         given += [f"toolchain={options.toolchain}"] if options.toolchain else []
         given += [f"cache={options.cache}"] if options.cache else []
-        return shlex.join(["./mill", *given, task])
+        given += [f"timeout={options.timeout:g}"] if options.timeout != Options.timeout else []
+        # As it must be typed where the caller stands, who may have set CXX for one command.
+        here = Path(os.environ.get("MILL_CWD") or Path.cwd()).resolve()
+        mill = "./mill" if here == self.paths.root.resolve() else str(self.paths.root / "mill")
+        compiler = "" if options.toolchain else os.environ.get("CXX", "")
+        prefix = f"CXX={shlex.quote(compiler)} " if compiler else ""
+        return prefix + shlex.join([mill, *given, task])
 
     # What the tasks do
 

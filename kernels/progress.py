@@ -47,6 +47,8 @@ class Progress:
     ----------
     broken : bool
         Nobody reads the stream any more.
+    lost : OSError or None
+        Why something could not be written, as on a full disk.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Progress:
         self._closed = threading.Event()
         self._drawn = False
         self.broken = False
+        self.lost: OSError | None = None
 
     @property
     def total(self) -> int:
@@ -157,12 +160,14 @@ class Progress:
             self._closed.set()
 
     def write(self, text: str) -> None:
-        """Write and flush. A closed pipe is only noted: no exception may end a worker thread."""
+        """Write and flush. What fails is only noted: no exception may end a worker thread or the build."""
         try:
             self.stream.write(text)
             self.stream.flush()
         except BrokenPipeError:
             self.broken = True
+        except OSError as error:
+            self.lost = error
 
     def _tick(self) -> None:
         while not self._closed.wait(_TICK):

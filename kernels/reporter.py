@@ -6,6 +6,7 @@ doit calls the methods of `Reporter`. Those of tasks that start come from worker
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -167,6 +168,8 @@ class Reporter:
         if self.graph:
             self._print(*(f"selftest left out: {reason}" for reason in self.graph.selection.skipped.values()))
         self._print(self._summary(stopped))
+        if self.graph:
+            self.graph.unwritten = self.progress.lost
 
     def _table(self, rows: list[Row]) -> list[str]:
         lines = [f"{'outcome':<15} {'seconds':>8} {'error':>7}  kernel"]
@@ -184,11 +187,18 @@ class Reporter:
         if stopped:
             left = self.progress.total - self.progress.done
             return self._paint(f"stopped after {took}: {_count(left, 'task')} of {self.progress.total} left", "yellow")
+        where = self._where()
         if list(counts) == ["up to date"]:
-            return f"{kernels} up to date ({archs})"
+            return f"{kernels} up to date ({archs}){where}"
         bad = any(not row.ok for row in self.rows.values()) or bool(self.errors)
         said = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
-        return self._paint(f"{kernels} ({archs}): {said}; {took}", "red" if bad else "green")
+        return self._paint(f"{kernels} ({archs}): {said}; {took}{where}", "red" if bad else "green")
+
+    def _where(self) -> str:
+        # What a user exports as GEMMILL_CACHE, ready for a shell.
+        if not self.graph or not self.graph.selected["compile"]:
+            return ""
+        return f"; cache: {shlex.quote(str(self.graph.paths.cache))}"
 
     def _tell(self, task: str, outcome: str, took: float, colour: str = "") -> None:
         # On a terminal the line shows it; only failures stay above it.

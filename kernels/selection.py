@@ -70,7 +70,11 @@ class Selection:
                 if getattr(options, name)
             )
             rows = "; ".join(f"{family}: {', '.join(names)}" for family, names in self.catalogue.layouts.items())
-            raise UsageError(f"no kernel has {asked}; layouts by family are {rows}")
+            outs = ", ".join(dict.fromkeys(out for row in self.catalogue.geometry for out in row.out))
+            raise UsageError(
+                f"no kernel has {asked}; layouts by family are {rows}; output types in the catalogue are {outs}, and "
+                "others come from `out` of a [[geometry]] there"
+            )
         return configs
 
     def _select(self, words: Iterable[str]) -> dict[str, list[KernelConfig]]:

@@ -184,6 +184,12 @@ class Store:
             self.folder("index", arch)
             write_atomically(path, json.dumps(entry, indent=1).encode(), self.file_mode, durable=True)
 
+    def unset_index(self, arch: str, name: str) -> None:
+        """Let the index name a kernel no more; its objects stay until gc."""
+        path = self.cache.index_path(arch, name)
+        with translating("remove", path):
+            path.unlink(missing_ok=True)
+
     def files(self, arch: str, name: str, key: str) -> tuple[str, ...]:
         """Return the files that say whether a kernel's object is whole, current and tested."""
         path = object_path(self.root, key)
@@ -269,7 +275,7 @@ def keys_in_index(root: Path) -> set[str]:
     """Return every key that some index entry names, whether or not the rest of the entry is right."""
     keys = set()
     for path in root.glob("index/*/*.json"):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             key = json.loads(path.read_bytes()).get("key")
             if isinstance(key, str) and is_key(key):
                 keys.add(key)

@@ -92,7 +92,7 @@ def find_arch(name: str) -> Arch:
     ArgumentError
         If no row has that name; the text lists those that exist.
     """
-    base, _, suffix = name.partition(":")
+    base, _, suffix = str(name).partition(":")
     row = ARCHS.get(base)
     if row is None or (suffix and row.backend != "hip"):
         raise ArgumentError(f"unknown arch {name!r}: known archs are {', '.join(ARCHS)}")

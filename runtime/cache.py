@@ -17,7 +17,7 @@ manifest.json:
     key         the directory's own name
     inputs      the key's inputs; sha256(canonical_json(inputs)) == key
     arch, name  what the index calls it
-    config      the fields of the kernel's config and nothing else; triples are lists
+    config      the fields of the kernel's config and nothing else; triples are lists; the same as in inputs
     target      {"machine": ..., "system": ...} as platform.machine() and platform.system() say
     files       {"kernel.so": {"size": bytes, "sha256": hex}}
     build       seconds, command, compiler: facts that do not enter the key
@@ -146,14 +146,22 @@ class Cache:
 
     def entries(self, arch: str | None = None, pattern: str = "*") -> Iterator[IndexEntry]:
         """Yield the index's readable entries whose names match a glob, by arch and name; broken ones are left out."""
-        for folder in _names(self.root / "index") if arch is None else [arch]:
-            for file in _names(self.root / "index" / folder):
-                name, dot, suffix = file.rpartition(".")
-                if dot and suffix == "json" and fnmatchcase(name, pattern):
+        for folder in self.archs() if arch is None else [arch]:
+            for name in self.names(folder):
+                if fnmatchcase(name, pattern):
                     try:
                         yield self.entry(folder, name)
                     except (CorruptObject, KernelNotFound):
                         continue
+
+    def archs(self) -> list[str]:
+        """Return the archs that the index has kernels for, sorted."""
+        return _names(self.root / "index")
+
+    def names(self, arch: str) -> list[str]:
+        """Return the names that the index has for an arch, sorted, whether or not their entries are readable."""
+        suffix = ".json"
+        return [file.removesuffix(suffix) for file in _names(self.root / "index" / arch) if file.endswith(suffix)]
 
     def entry(self, arch: str, name: str) -> IndexEntry:
         """Return the index entry of a kernel.
@@ -262,7 +270,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         data = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CorruptObject(f"{path} is not readable JSON: {error}") from None
     if not isinstance(data, dict):
         raise CorruptObject(f"{path} holds a JSON {type(data).__name__}, not an object")
@@ -281,6 +289,11 @@ def _check_manifest(path: Path, key: str, manifest: dict[str, Any]) -> None:
             raise CorruptObject(f"{path / MANIFEST}: {field!r} is missing or not a {kind.__name__}")
     if sha256_text(canonical_json(manifest["inputs"])) != key:
         raise CorruptObject(f"{path / MANIFEST}: its inputs do not hash to its key")
+    # What a caller goes by is what was hashed.
+    if manifest["config"] != manifest["inputs"].get("config"):
+        raise CorruptObject(f"{path / MANIFEST}: its config is not the one of its inputs")
+    if manifest["arch"] != manifest["config"].get("arch"):
+        raise CorruptObject(f"{path / MANIFEST}: its arch is not the one of its config")
     recorded = manifest.get("files", {}).get(LIBRARY) if isinstance(manifest.get("files"), dict) else None
     if not isinstance(recorded, dict) or set(recorded) != {"size", "sha256"}:
         raise CorruptObject(f"{path / MANIFEST} does not say size and sha256 of {LIBRARY}")

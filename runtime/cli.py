@@ -13,17 +13,19 @@ from typing import Any
 
 from gemmill import __version__
 from gemmill.arch import ARCHS
-from gemmill.cache import Cache, CacheObject
+from gemmill.cache import Cache, CacheObject, object_path
 from gemmill.device import cpu_model, gpu_drivers
 from gemmill.errors import ArgumentError, CorruptObject, GemmillError, KernelNotFound
 from gemmill.explain import explain_difference, explain_key
 from gemmill.loader import Candidate, examine, why_arch_not_here
 from gemmill.search import Place, SearchPath
 from gemmill.selftest import run_selftest
+from gemmill.streams import prepare_streams
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0, 1 where what it looked at is not well, or 2 on a wrong request."""
+    prepare_streams()
     options = _parser().parse_args(arguments)
     try:
         status = int(options.run(options))
@@ -76,7 +78,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is no positive number of seconds")
     return value
@@ -181,10 +186,17 @@ def _verify(options: argparse.Namespace) -> int:
             except GemmillError as error:
                 broken += 1
                 print(f"{key[:12]}: {error}")
-        for entry in cache.entries(options.arch):
-            if not (cache.root / "objects" / entry.key[:2] / entry.key).is_dir():
-                broken += 1
-                print(f"{cache.root}: the index names {entry.arch}/{entry.name} with absent key {entry.key}")
+        for arch in [options.arch] if options.arch else cache.archs():
+            for name in cache.names(arch):
+                try:
+                    entry = cache.entry(arch, name)
+                except GemmillError as error:
+                    broken += 1
+                    print(error)
+                    continue
+                if not object_path(cache.root, entry.key).is_dir():
+                    broken += 1
+                    print(f"{cache.root}: the index names {arch}/{name} with absent key {entry.key}")
     print(f"{sound} objects verified, {broken} broken")
     return 1 if broken else 0
 

@@ -150,6 +150,8 @@ def load(
     ArgumentError
         If the arch is unknown.
     """
+    if not isinstance(name_or_key, str):
+        raise ArgumentError(f"name_or_key is a {type(name_or_key).__qualname__}: needed a name or a key")
     places = SearchPath(cache)
     head, slash, tail = name_or_key.partition("/")
     if slash:
@@ -168,6 +170,8 @@ def load(
     kernel, refused = first_usable(c for c in found if row is None or c.arch == row.name)
     if kernel is not None:
         return kernel
+    if row is None and refused and refused[0].name == name_or_key:
+        wanted = f"{refused[0].arch}/{name_or_key}"  # tiles, and so names, differ from arch to arch
     text = explain_miss(wanted, places, refused)
     raise (Refused if any(not c.corrupt for c in refused) else KernelNotFound)(text)
 
@@ -257,7 +261,7 @@ def _check_config(obj: CacheObject) -> None:
     triples = fits and all(
         len(x) == 3 and all(type(i) is int and i > 0 for i in x) for x in config.values() if isinstance(x, list)
     )
-    if not triples or config["arch"] != obj.arch or config["out"] not in OUTPUTS:
+    if not triples or config["out"] not in OUTPUTS:
         raise CorruptObject(f"{obj.path}: the manifest's config is not one of a kernel of {obj.arch}: {config}")
     find_variant(config["variant"])
     find_layout(config["layout"])
@@ -325,10 +329,9 @@ def explain_miss(wanted: str, places: Iterable[Place], refused: Iterable[Candida
         lines += ["refused:", *(f"  {candidate}" for candidate in refused)]
     row = ARCHS.get(wanted.partition("/")[0])
     if row is not None:
-        lines += filter(None, [why_arch_not_here(row)])
-        lines.append(
-            f"build it in the gemmill repository with ./mill 'selftest:{wanted}', and name its cache in GEMMILL_CACHE"
-        )
+        command = f"./mill 'selftest:{wanted}'"
+        how = f"build it in the gemmill repository with {command}, and name its cache in GEMMILL_CACHE"
+        lines.append(why_arch_not_here(row) or how)
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,16 @@ def describe_array(x: Array) -> str:
     return f"{x.dtype} {x.shape}, strides {x.strides} bytes"
 
 
+def plain_array(label: str, x: Any) -> Array:
+    """Return x as a numpy array; refuse one with a mask, which would be lost, and what has no shape."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise ArgumentError(f"{label} is a masked array: needed one without mask, e.g. x.filled(0)")
+    try:
+        return np.asarray(x)
+    except ValueError as error:
+        raise ArgumentError(f"{label} is no array: {error}") from None
+
+
 class Int4Matrix:
     """A packed int4 matrix [M, K]: two elements a byte, value = code - 8.
 
@@ -74,11 +85,14 @@ class Int4Matrix:
     __slots__ = ("data", "order", "shape")
 
     def __init__(self, data: Any, shape: tuple[int, int], order: str = "C") -> None:
-        array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+        try:
+            array = plain_array("data", data) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+        except TypeError:
+            raise ArgumentError(f"data is a {type(data).__qualname__}: needed uint8 or a bytes-like object") from None
         if order not in ("C", "F"):
             raise ArgumentError(f"order {order!r}: accepted are 'C' (row-major) and 'F' (column-major)")
         try:
-            rows, cols = (int(x) for x in shape)
+            rows, cols = (operator.index(x) for x in shape)
         except (TypeError, ValueError):
             raise ArgumentError(f"shape {shape!r}: needed (M, K)") from None
         if rows < 0 or cols < 0:
@@ -106,7 +120,7 @@ class Int4Matrix:
         ArgumentError
             If it is not 2-D, not of integers, or has a value outside -8..7.
         """
-        values = np.asarray(values)
+        values = plain_array("values", values)
         if values.ndim != 2 or values.dtype.kind not in "iu":
             raise ArgumentError(f"int4 values must be a 2-D integer array, not {describe_array(values)}")
         if values.size and (values.min() < -8 or values.max() > 7):
@@ -161,6 +175,7 @@ class PreshuffledScale:
     __slots__ = ("data", "groups", "tile_k")
 
     def __init__(self, data: Array, groups: int, tile_k: int) -> None:
+        data = plain_array("preshuffled AQ", data)
         b = _groups_a_tile(tile_k)
         tiles = -(-groups // b)
         if data.ndim != 3 or data.shape[0] != tiles or data.shape[2] != b or not data.flags.c_contiguous:
@@ -202,6 +217,7 @@ def preshuffle_scale(a_scale: Array, tile_k: int) -> PreshuffledScale:
     ArgumentError
         If AQ is not 2-D, or tile_k no multiple of 128.
     """
+    a_scale = plain_array("AQ", a_scale)
     if a_scale.ndim != 2:
         raise ArgumentError(f"AQ has shape {a_scale.shape}: needed (M, QK)")
     return PreshuffledScale(shuffled(a_scale, _groups_a_tile(tile_k)), a_scale.shape[1], tile_k)
@@ -217,6 +233,6 @@ def shuffled(a_scale: Array, b: int) -> Array:
 
 
 def _groups_a_tile(tile_k: int) -> int:
-    if tile_k <= 0 or tile_k % GROUP_K:
-        raise ArgumentError(f"tile_k {tile_k}: must be a positive multiple of {GROUP_K}")
-    return tile_k // GROUP_K
+    if not isinstance(tile_k, (int, np.integer)) or tile_k <= 0 or tile_k % GROUP_K:
+        raise ArgumentError(f"tile_k {tile_k!r}: must be a positive multiple of {GROUP_K}")
+    return int(tile_k) // GROUP_K

@@ -9,7 +9,7 @@ from gemmill.arch import find_arch
 from gemmill.dtypes import ENCODINGS, decode_table, is_wide_float, kind_dtype, max_finite
 from gemmill.errors import ArgumentError
 from gemmill.layout import GROUP_K, find_layout, groups
-from gemmill.operands import Array, Int4Matrix, describe_array
+from gemmill.operands import Array, Int4Matrix, describe_array, plain_array
 from gemmill.variant import INT4, find_variant
 
 _BLOCK = 1 << 18  # elements quantised at a time, so that float32 temporaries stay in cache
@@ -57,7 +57,7 @@ def quantize_a(
     """
     row, place = find_variant(variant), find_layout(layout)
     encoding = _encoding(arch, encoding)
-    x = np.asarray(x)
+    x = plain_array("x", x)
     if x.ndim != 2 or not is_wide_float(x.dtype):
         raise ArgumentError(f"x must be a 2-D array of floats, not {describe_array(x)}")
     m, k = x.shape
@@ -90,7 +90,7 @@ def _quantize_rows(x: Array, a_q: Array, a_scale: Array, limit: float) -> None:
     k = x.shape[1]
     if k == 0:
         return
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         values = x.astype(np.float32)
         magnitude = np.abs(values)
         magnitude[~np.isfinite(magnitude)] = 0

@@ -10,7 +10,8 @@ exact      integers of magnitude 8 or less, and scales that are distinct powers 
            (f16) or AQ's type (fp8) has too few binades for all rows, exponents repeat after some rows; within a
            row they never do.
 unaligned  the same with every operand at an odd address.
-codes      each of the 256 codes of A and of B, at every position of a group, against the table of its encoding.
+codes      each of the 256 codes of A and of B, at every position of a group, against the table of its encoding; each
+           code of an fp8 AQ, or float32 scales of either sign that put C on, or next to, the middle of two float16.
 special    NaN, Inf, overflow of the output, zero scales: where the formula gives NaN or Inf, and nowhere else.
 random     normal data against float64, with the bound of gemmill.reference.error_bound.
 empty      M = 0, N = 0 and K = 0.
@@ -152,6 +153,26 @@ class Checker(Harness):
         ones = np.ones((GROUP_K, 1), np.float32)
         problem = self.coded(self.encode("a", one), b, self.encode("aq", ones))
         self._expect("codes of B", problem, self.entries()[:2])
+        # One product a row, so that C is AQ, or what the powers of two in A and B make of a large one.
+        factor = np.float32(2.0**-6) if self.kinds["aq"] == "f32" else np.float32(1)
+        a, b = np.full((256, 1), factor), np.full((1, 3), factor)
+        if self.kinds["a"] == INT4:
+            a[:] = 1
+        scales = np.arange(256, dtype=np.uint8)[:, None]
+        if self.kinds["aq"] == "f32":
+            scales = self._near_halves() / (a * factor)
+        self._expect("codes of AQ", self.coded(self.encode("a", a), self.encode("b", b), scales), self.entries()[:2])
+
+    def _near_halves(self) -> Array:
+        """Return 256 values, float32 [256, 1]: float16 numbers, the middles between two, and their neighbours."""
+        # Also the smallest subnormal, the smallest normal and the overflow.
+        codes = np.array([0, 0x3FF, 0x7BFF, *self.rng.choice(0x7BFF, 61)], np.uint16)
+        low, high = (x.view(np.float16).astype(np.float32) for x in (codes, codes + np.uint16(1)))
+        high[np.isinf(high)] = 2.0**16
+        middle = (low + high) / 2
+        values = np.stack([low, middle, np.nextafter(middle, low), np.nextafter(middle, high)])
+        values[:, ::2] *= -1
+        return values.reshape(-1, 1)
 
     def check_special(self) -> None:
         """Let NaN, Inf, overflow and zero scales through, as the formula says, and only where it says."""

@@ -68,7 +68,8 @@ def run_selftest(
     -------
     dict
         The record, see the module's text, and beside it ``saved`` and, where it could not be written, ``not_saved``:
-        why. Where this machine can't run the kernel the outcome is ``untested`` and nothing is written.
+        why. Where this machine can't run the kernel, or no child process starts, the outcome is ``untested`` and
+        nothing is written.
 
     Raises
     ------
@@ -104,6 +105,8 @@ def run_selftest(
     start = time.monotonic()
     result.update(_run_child([str(cache.root), key], timeout, run or run_child))
     result["seconds"] = round(time.monotonic() - start, 3)
+    if result["outcome"] == "untested":
+        return {**result, "saved": False, "not_saved": "nothing was tested"}
     saved: dict[str, Any] = {"saved": False, "not_saved": "not asked to"}
     if record:
         saved = _save(obj.path / SELFTEST, result)
@@ -126,7 +129,8 @@ def _run_child(arguments: Sequence[str], timeout: float, run: Runner) -> dict[st
         text = output if isinstance(output, str) else output.decode("utf-8", "replace")
         return _failed(f"no end within {timeout:g} s{_last_step(text)}")
     except OSError as error:
-        return _failed(f"the child process did not start: {error}")
+        # Nothing is known about the kernel then.
+        return {"outcome": "untested", "reason": f"the child process did not start: {error}"}
     if code < 0:
         return _failed(f"killed by {_signal_name(-code)}{_last_step(stdout)}{_tail(stderr)}")
     report = _report(stdout)

@@ -2,8 +2,8 @@
 
 A kernel library runs with the caller's rights, so every path component that somebody else could write is a
 way in. The rule, from the cache's root down: nothing is writable for everybody, and every owner is root, the
-caller, or whoever owns the root itself (the root was named by the caller, so its owner is trusted). In a root
-that is group-writable and belongs to one of the caller's groups, a deliberately shared directory, the other
+caller, or whoever owns the root itself (the root was named by the caller, so its owner is trusted). Groups may write
+only where they may write the root, a deliberately shared directory; if the caller belongs to its group, the other
 members' files are trusted too. Above the root, a directory that everybody may write must be sticky.
 """
 
@@ -25,14 +25,19 @@ def why_untrusted(root: Path, path: Path) -> str | None:
         A file in it. Each component from `root` down to `path` is checked.
     """
     root_stat = root.stat()
-    shared = bool(root_stat.st_mode & stat.S_IWGRP) and root_stat.st_gid in _my_groups()
+    group_writable = bool(root_stat.st_mode & stat.S_IWGRP)
+    shared = group_writable and root_stat.st_gid in _my_groups()
     owners = {0, os.geteuid(), root_stat.st_uid}
     for place in _components(root, path):
         info = place.lstat()
         if stat.S_ISLNK(info.st_mode):
             return f"{place} is a symbolic link: a cache holds files and directories only"
+        if not (stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)):
+            return f"{place} is neither a file nor a directory"
         if info.st_mode & stat.S_IWOTH:
             return f"{place} can be written by everybody (mode {stat.S_IMODE(info.st_mode):04o}): run chmod o-w on it"
+        if info.st_mode & stat.S_IWGRP and not group_writable:
+            return f"{place} can be written by group {info.st_gid}, and the cache's root can not: run chmod g-w on it"
         if info.st_uid not in owners and not shared:
             return (
                 f"{place} belongs to user {info.st_uid}, the cache to user {root_stat.st_uid}: "

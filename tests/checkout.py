@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -72,6 +73,11 @@ class Mill:
         process = self.start(*args, **env)
         out, _ = process.communicate(timeout=300)
         return process.returncode, out
+
+    @property
+    def up_to_date(self) -> str:
+        """What is printed when the two kernels are."""
+        return f"2 kernels up to date ({ARCH}); cache: {shlex.quote(str(self.root / 'cache'))}\n"
 
     def good(self, *args: str, **env: str) -> str:
         """Run what must succeed and return its output."""

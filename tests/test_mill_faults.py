@@ -7,9 +7,11 @@ import os
 import pty
 import signal
 import struct
+import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import pytest
 
@@ -35,7 +37,7 @@ def built(tmp_path_factory):
 
 def test_second_run_does_nothing_and_says_so_in_a_line(built):
     built.forget()
-    assert built.good(*TWO) == "2 kernels up to date (generic)\n"
+    assert built.good(*TWO) == built.up_to_date
     assert not built.compiled()
 
 
@@ -53,7 +55,7 @@ def test_losing_doits_database_costs_nothing(built, damage):
     out = built.good(*TWO)
     assert not built.compiled()
     assert ("corrupt and is deleted" in out) == (damage == "corrupt")
-    assert built.good(*TWO) == "2 kernels up to date (generic)\n"
+    assert built.good(*TWO) == built.up_to_date
 
 
 def test_edits_that_change_nothing_compile_nothing(built):
@@ -86,7 +88,7 @@ def test_kill_9_loses_only_what_was_not_published(mill, published):
     mill.good(*TWO)
     assert sum(mill.compiled().values()) == 2 - published
     assert before <= mill.objects()
-    assert mill.good(*TWO) == "2 kernels up to date (generic)\n"
+    assert mill.good(*TWO) == mill.up_to_date
 
 
 def test_kill_9_at_random_moments_ends_in_a_whole_cache(mill):
@@ -141,7 +143,7 @@ def test_signal_while_selftests_run(mill):
     assert process.returncode == 143
     assert not mill.processes()
     assert mill.run(*TWO)[0] == 0
-    assert mill.good(*TWO) == "2 kernels up to date (generic)\n"
+    assert mill.good(*TWO) == mill.up_to_date
 
 
 def test_ctrl_c_on_a_terminal_leaves_a_clean_line(mill):
@@ -184,6 +186,24 @@ def test_a_reader_that_goes_away_stops_the_run(mill):
     assert not mill.residue()
 
 
+def test_output_that_cannot_be_written_stops_nothing_but_is_an_error(mill):
+    """As in `./mill >log` where the disk with the log is full."""
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.run(
+            [sys.executable, "-m", "kernels", *TWO],
+            cwd=mill.root,
+            env={**os.environ, "CXX": str(mill.compiler)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+    assert process.returncode == 1
+    assert process.stderr == "mill: [Errno 28] No space left on device\n"
+    assert mill.good(*TWO) == mill.up_to_date
+
+
 # Raced
 
 
@@ -211,7 +231,7 @@ def test_a_kernel_that_does_not_compile_stops_no_other(mill):
     assert failed[1].endswith(":7:1: error: broken on purpose")
     repeats = [line.strip() for line in failed if line.startswith("    repeat: ")]
     assert repeats[0].startswith(f"repeat: {mill.compiler}")
-    assert repeats[1].startswith(f"repeat: ./mill compile:generic/{PRESHUFFLE}")
+    assert repeats[1].startswith(f"repeat: CXX={mill.compiler} ./mill compile:generic/{PRESHUFFLE}")
     assert lines[-1].startswith("2 kernels (generic): 1 passed, 1 compile failed;")
     assert "selftest:" not in "".join(line for line in lines if PRESHUFFLE in line)
     assert len(mill.objects()) == 1
@@ -238,7 +258,7 @@ def test_a_broken_template_names_its_place(built):
     template.write_text(text)
     assert status == 1
     assert out.count("cpu.cpp.j2:1: 'no_such_name' is undefined") == 2
-    assert built.good(*TWO).endswith("up to date (generic)\n")
+    assert built.good(*TWO).endswith(built.up_to_date)
     assert not built.compiled()
 
 

@@ -1,7 +1,7 @@
 /* One work item: a rectangle of C of at most one cache block, summed over the whole of k.
  *
  *   for each tile of k:      scales and A of the block are packed (level-2 cache)
- *     for each panel of B:     a few columns and at most 128 steps of k are packed (level-1 cache)
+ *     for each 128 steps of k, for each panel of B:  its few columns are packed (level-1 cache)
  *       for each register tile:  the micro-kernel runs
  *
  * Panels of B are used at once and never kept; the float32 sums live in the workspace, one register tile after
@@ -9,6 +9,7 @@
  */
 #pragma once
 
+#include "cpu/one_row.h"
 #include "cpu/scales.h"
 #include "cpu/workspace.h"
 
@@ -57,9 +58,15 @@ void run_panel(const Workspace<Kernel>& ws, const Problem& p, const Rectangle& r
     const uint8_t* in = p.b + element_index<Kernel::kOrderB>(n0, k0 + k1, p.ldb);
     pack_panel<typename Kernel::B, Kernel::kOrderB, PN, kPair, 1>(ws.panel_b(), ws.codes(), in, p.ldb, columns, depth);
 
+    const int64_t next = min_of<int64_t>(rect.n1 - n0 - PN, PN);
+    if (next > 0) {
+        prefetch_codes<Kernel::kOrderB>(in + element_index<Kernel::kOrderB>(PN, 0, p.ldb), p.ldb, next, depth);
+    }
+
     const bool last = k0 + k1 + depth == p.k;
     RegisterTile tile{};
     tile.scale_stride = Kernel::kTileM;
+    tile.next_panel = static_cast<int64_t>(PM) * Kernel::kTileK * kSpread;
     tile.depth = depth;
     tile.first = k0 + k1 == 0;
     tile.c = ws.sums(rect, n0);
@@ -82,13 +89,17 @@ template <typename Kernel>
 void run_rectangle(const Workspace<Kernel>& ws, const Problem& p, const Rectangle& rect) {
     const int64_t rows = rect.m1 - rect.m0;
     if (p.k == 0) return store_zeros<Kernel>(p, rect);
+    if constexpr (kDecodesInRegisters) {
+        if (p.m == 1) return run_one_row<Kernel>(ws, p, rect);
+    }
     for (int64_t k0 = 0; k0 < p.k; k0 += Kernel::kTileK) {
         const int depth = static_cast<int>(min_of<int64_t>(p.k - k0, Kernel::kTileK));
         const ScaleView scales = Kernel::ScaleLayout::view(p, rect.m0, k0 / kGroupK);
         load_scales<typename Kernel::Scale>(ws.scales(), Kernel::kTileM, scales, rows, ceil_div(depth, kGroupK));
         Kernel::PackA::run(ws, p, rect.m0, rows, k0, depth);
-        for (int64_t n = rect.n0; n < rect.n1; n += Workspace<Kernel>::kPanelN) {
-            for (int k1 = 0; k1 < depth; k1 += kPanelDepth) {
+        /* k outside: what is read of A for all panels of B is no deeper than one panel, and stays in cache. */
+        for (int k1 = 0; k1 < depth; k1 += kPanelDepth) {
+            for (int64_t n = rect.n0; n < rect.n1; n += Workspace<Kernel>::kPanelN) {
                 run_panel<Kernel>(ws, p, rect, n, k0, k1, min_of(depth - k1, kPanelDepth));
             }
         }

@@ -13,6 +13,7 @@ namespace gemmill {
 
 using Element = uint16_t; /* bfloat16 bits */
 constexpr int kDecodeStep = 64;
+constexpr bool kDecodesInRegisters = false;
 
 /* Low and high bytes of the bfloat16 values of codes 0 to 127. */
 struct Bf16Table {

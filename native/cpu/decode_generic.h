@@ -7,6 +7,7 @@ namespace gemmill {
 
 using Element = float;                     /* what packed tiles hold */
 constexpr int kDecodeStep = 16;            /* decode_codes() works in multiples of this many codes */
+constexpr bool kDecodesInRegisters = false;
 
 template <typename Format>
 struct Decoder {

@@ -26,13 +26,16 @@ constexpr int kSpread = kLanes;
 #else
 constexpr int kSpread = 1;
 #endif
+/* Fetch the next panel of A while this one is multiplied: pays where a panel of B leaves level-1 cache room for it. */
+constexpr bool kPrefetchA = GEMMILL_VECTOR_BYTES == 32;
 typedef float Vector __attribute__((vector_size(GEMMILL_VECTOR_BYTES)));
 
 GEMMILL_INLINE Vector load_vector(const float* p) { return *reinterpret_cast<const Vector*>(p); }
 GEMMILL_INLINE void store_vector(float* p, Vector v) { *reinterpret_cast<Vector*>(p) = v; }
 GEMMILL_INLINE Vector scale_add(float scale, Vector x, Vector sum) { return sum + x * scale; }
 
-GEMMILL_INLINE Vector broadcast(float x) { return Vector{} + x; }
+/* x - 0 is x for every x, so it costs nothing; x + 0 would be an addition, since it makes +0 of -0. */
+GEMMILL_INLINE Vector broadcast(float x) { return x - Vector{}; }
 GEMMILL_INLINE Vector load_row(const float* a) { return kSpread > 1 ? load_vector(a) : broadcast(*a); }
 
 /* Add one step: a column of A times a row of B. */

@@ -29,6 +29,7 @@ struct RegisterTile {
     const Element* b;
     const float* scales;   /* AQ of group g, row r: scales[g * scale_stride + r] */
     int64_t scale_stride;
+    int64_t next_panel;    /* the next panel of A, relative to a */
     float* c;              /* MR x NR float32, row-major, aligned */
     int depth;             /* k elements, a multiple of the group but for the last one */
     bool first;            /* nothing summed yet: start from zero instead of c */
@@ -52,6 +53,7 @@ void run_rows(const RegisterTile& t) {
         for (; s + split <= steps; s += split) {
 #pragma GCC unroll 8
             for (int i = 0; i < split; ++i) {
+                if constexpr (kPrefetchA && Rows == MR) __builtin_prefetch(a + t.next_panel);
                 multiply_step<Rows, vectors>(sum[i], a, b);
                 a += a_step;
                 b += b_step;

@@ -87,6 +87,15 @@ GEMMILL_INLINE void gather(uint8_t* out, const uint8_t* in, int64_t stride, int6
     }
 }
 
+/* Ask for the lines of a panel's codes ahead of their use. */
+template <Order O>
+void prefetch_codes(const uint8_t* in, int64_t stride, int64_t rows, int64_t depth) {
+    const int64_t lines = O == Order::kContiguousK ? rows : depth, length = O == Order::kContiguousK ? depth : rows;
+    for (int64_t i = 0; i < lines; ++i) {
+        for (int64_t at = 0; at < length; at += kCacheLine) __builtin_prefetch(in + i * stride + at);
+    }
+}
+
 /* Pack one panel. `in` points at its first code; `rows` of it and `depth` elements of k exist.
  *
  * By chunks of one cache line of k, so that scratch stays in level-1 cache; a chunk is decoded after the next one has

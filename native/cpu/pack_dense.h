@@ -16,15 +16,6 @@ struct DenseA {
     static void run(const Workspace<Kernel>& ws, const Problem& p, int64_t m0, int64_t rows, int64_t k0, int depth);
 };
 
-/* Ask for the lines of a panel's codes ahead of their use. */
-template <Order O>
-void prefetch_codes(const uint8_t* in, int64_t stride, int64_t rows, int64_t depth) {
-    const int64_t lines = O == Order::kContiguousK ? rows : depth, length = O == Order::kContiguousK ? depth : rows;
-    for (int64_t i = 0; i < lines; ++i) {
-        for (int64_t at = 0; at < length; at += kCacheLine) __builtin_prefetch(in + i * stride + at);
-    }
-}
-
 template <typename Kernel>
 void DenseA::run(const Workspace<Kernel>& ws, const Problem& p, int64_t m0, int64_t rows, int64_t k0, int depth) {
     constexpr int panel = Workspace<Kernel>::kPanelM;

@@ -25,17 +25,28 @@ struct Plan {
     }
 };
 
-/* Whole cache blocks reuse packed panels best; parts of them keep all threads busy when blocks are few. */
+/* Packing an element costs about as much as this many multiply-adds. */
+constexpr double kPackCost = 12;
+
+/* Cut C so that the busiest thread has least to do. Large items pack least, small ones share out evenly. */
 template <typename Kernel>
 Plan<Kernel> make_plan(const Problem& p, int threads) {
-    Plan<Kernel> plan{p, 0, 0, 0, 0};
-    plan.cut(Kernel::kTileM, Kernel::kTileN);
-    const int64_t blocks = plan.items();
-    const int64_t rounds = ceil_div(blocks, threads);
-    if (threads > 1 && static_cast<double>(blocks) < 0.9 * static_cast<double>(rounds * threads)) {
-        plan.cut(Kernel::kTileM / Kernel::kWarpsM, Kernel::kTileN / Kernel::kWarpsN);
+    Plan<Kernel> best{p, 0, 0, 0, 0}, plan = best;
+    double least = 0;
+    for (int parts_m = 1; parts_m <= Kernel::kWarpsM; parts_m *= 2) {
+        for (int parts_n = 1; parts_n <= Kernel::kWarpsN; parts_n *= 2) {
+            plan.cut(Kernel::kTileM / parts_m, Kernel::kTileN / parts_n);
+            const double rows = static_cast<double>(min_of(plan.step_m, p.m));
+            const double columns = static_cast<double>(min_of(plan.step_n, p.n));
+            const double rounds = static_cast<double>(ceil_div(plan.items(), threads));
+            const double cost = rounds * (rows * columns + kPackCost * (rows + columns));
+            if (best.items_m == 0 || cost < least) {
+                best = plan;
+                least = cost;
+            }
+        }
     }
-    return plan;
+    return best;
 }
 
 template <typename Kernel>

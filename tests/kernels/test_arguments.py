@@ -68,6 +68,30 @@ def test_mistakes_say_what_is_accepted(args, said):
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["gc", "arch=generic"], "gc does not take arch=; it takes cache=, max_size="),
+        (["max_size=1G"], "build does not take max_size=; it takes arch=, "),
+        (["build", "max_size=1G"], "build does not take max_size="),
+        (["gc", "1G"], "gc does not take '1G'"),
+        (["verify", "*bf8*"], "verify does not take '*bf8*'; it takes cache="),
+        (["clean", "cache=/srv"], "clean does not take cache=; it takes nothing"),
+        (["list", "--always"], "list does not take --always"),
+        (["list", "jobs=3"], "list does not take jobs=; it takes arch=, "),
+    ],
+)
+def test_what_a_command_does_not_read_is_a_mistake(args, said):
+    with pytest.raises(UsageError) as caught:
+        parse(args, HERE)
+    assert said in str(caught.value)
+
+
+def test_help_may_be_asked_for_anywhere():
+    assert parse(["gc", "arch=generic", "--help"], HERE).command == "help"
+    assert parse(["help", "gc"], HERE).command == "help"
+
+
 @given(st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1))
 def test_no_unknown_argument_is_silently_accepted(name):
     if name not in ARGUMENTS and not name.startswith("-"):
@@ -91,8 +115,8 @@ def test_paths_are_relative_to_the_caller():
 
 
 def test_commands_and_tasks():
-    options = parse(["list", "jobs=3", "*bf8*"], HERE)
-    assert (options.command, options.words, options.jobs) == ("list", ("*bf8*",), 3)
+    options = parse(["list", "variant=bf8", "*ccr*"], HERE)
+    assert (options.command, options.words, options.variant) == ("list", ("*ccr*",), ("bf8",))
     # Only the first word names a command.
     assert parse(["compile:*", "list"], HERE).words == ("compile:*", "list")
 

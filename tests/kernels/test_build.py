@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from factory import ENVIRONMENT, SIX, compile_all, config, litter, make_compiler, make_tree, objects
-from gemmill.cache import LIBRARY, SELFTEST, Cache, canonical_json, sha256_text
+from factory import ENVIRONMENT, SIX, compile_all, config, litter, make_compiler, make_copier, make_tree, objects
+from gemmill.cache import LIBRARY, MANIFEST, SELFTEST, Cache, canonical_json, sha256_text
 from gemmill.errors import UnsupportedError
 
 from kernels import process
 from kernels.build import Build
+from kernels.catalogue import load_catalogue
 from kernels.describe import describe_config
 from kernels.paths import Paths
 
@@ -88,6 +89,91 @@ def test_a_lost_index_entry_costs_no_compilation(tmp_path: Path, paths: Paths) -
     assert [o.status for o in compile_all(build)] == ["reused"] * 6
     assert compiler.runs == 6
     assert all(build.state(one).current for one in SIX)
+
+
+def test_a_manifest_that_calls_it_another_kernel_is_built_again(fast: Build) -> None:
+    found = fast.store.cache.read(fast.compile(config()).key)
+    manifest = {**found.manifest, "name": found.name.replace("fp8", "fp9")}
+    (found.path / MANIFEST).write_text(json.dumps(manifest))
+    assert "fp9" in fast.state(config()).reason
+    assert fast.compile(config()).status == "built"
+    assert fast.state(config()).current and len(list(fast.paths.cache.glob("quarantine/*"))) == 1
+
+
+CATALOGUE = """
+operator = "gemm_aquant"
+variants = ["fp8", "bf8"]
+[layouts]
+decode = ["rcr"]
+preshufflequant = ["rcr"]
+[[geometry]]
+archs = ["generic"]
+families = ["decode", "preshufflequant"]
+tile = [8, 8, 128]
+warps = [1, 1, 1]
+warp_tile = [4, 8]
+"""
+
+
+def test_a_new_tile_takes_the_place_of_the_old_one(
+    tmp_path: Path, paths: Paths, prebuilt: Path, notices: list[str]
+) -> None:
+    compiler = make_copier(tmp_path / "fast", prebuilt)
+
+    def build_with(tile: str) -> Build:
+        (tmp_path / "some.toml").write_text(CATALOGUE.replace("[8, 8, 128]", tile))
+        catalogue = load_catalogue(tmp_path / "some.toml")
+        return Build(paths, str(compiler.path), notices.append, catalogue=catalogue)
+
+    before, old = build_with("[8, 8, 128]"), config()
+    others = config("bf8"), config(family="preshufflequant"), config(out="bf16")
+    compile_all(before, (old, *others))
+    assert before.state(old).current and not notices
+
+    after, new = build_with("[8, 16, 128]"), config(tile=(8, 16, 128))
+    reader = build_with("[8, 16, 128]")
+    compile_all(after, (new,))
+    assert {entry.name for entry in before.store.cache.entries()} == {new.name, *(one.name for one in others)}
+    (notice,) = notices
+    assert old.name in notice and new.name in notice
+    assert after.state(new).current and len(objects(paths)) == 5
+
+    # Another checkout that shares the cache has put its own tile back: found with one look, and dropped.
+    compile_all(build_with("[8, 8, 128]"), (old,))
+    before.store.set_index("generic", new.name, after.state(new).key, describe_config(new))
+    state = reader.state(new)
+    assert not state.current and old.name in state.reason
+    assert old.name in {entry.name for entry in before.store.cache.entries()}, "asking changes nothing"
+    runs = compiler.runs
+    assert [o.status for o in compile_all(reader, (new,))] == ["reused"] and compiler.runs == runs
+    assert reader.state(new).current
+    assert {entry.name for entry in before.store.cache.entries()} == {new.name, *(one.name for one in others)}
+
+
+def test_two_tiles_of_a_catalogue_stay_side_by_side(tmp_path: Path, paths: Paths, prebuilt: Path) -> None:
+    row = CATALOGUE.partition("[[geometry]]")[2].replace("[8, 8, 128]", "[8, 16, 128]")
+    (tmp_path / "some.toml").write_text(f"{CATALOGUE}[[geometry]]{row}")
+    catalogue = load_catalogue(tmp_path / "some.toml")
+    compiler = make_copier(tmp_path / "fast", prebuilt)
+    build = Build(paths, str(compiler.path), catalogue=catalogue)
+    both = config(), config(tile=(8, 16, 128))
+    compile_all(build, both)
+    again = Build(paths, str(compiler.path), catalogue=catalogue)
+    assert all(again.state(one).current for one in both)
+
+
+def test_a_broken_entry_of_an_unknown_name_is_let_be(tmp_path: Path, paths: Paths, prebuilt: Path) -> None:
+    (tmp_path / "some.toml").write_text(CATALOGUE)
+    catalogue = load_catalogue(tmp_path / "some.toml")
+    build = Build(paths, str(make_copier(tmp_path / "fast", prebuilt).path), catalogue=catalogue)
+    folder = paths.cache / "index" / "generic"
+    folder.mkdir(parents=True)
+    (folder / "broken.json").write_text("{")
+    odd = {"schema": 1, "arch": "generic", "name": "odd", "key": "0" * 64, "config": {"variant": ["fp8"], "out": {}}}
+    (folder / "odd.json").write_text(json.dumps(odd))
+    compile_all(build, (config(),))
+    assert build.state(config()).current
+    assert (folder / "broken.json").exists() and (folder / "odd.json").exists()
 
 
 def edit(path: Path, content: str | bytes) -> None:
@@ -229,8 +315,6 @@ def test_compiler_that_makes_nothing(tmp_path: Path, paths: Paths) -> None:
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950", "gfx90a", "sm_90a"])
 def test_archs_without_backend_say_which_is_missing(build: Build, arch: str) -> None:
-    from kernels.catalogue import load_catalogue
-
     one = load_catalogue().configs(arch)[0]
     failed = build.compile(one)
     backend = one.arch_row.backend

@@ -1,13 +1,17 @@
 """What each task of the graph does, and what it says when it fails."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from factory import make_copier
 from gemmill.errors import GemmillError, UnsupportedError
 
 from kernels.arguments import parse
 from kernels.build import Outcome, State
+from kernels.describe import describe_config
 from kernels.graph import Graph, KernelFailed
+from kernels.paths import CHECKOUT, Paths
 
 
 def graph(*args):
@@ -39,6 +43,20 @@ def test_generating_needs_no_compiler():
     (task, *_) = (found.codegen_task(config) for config in found.selected["codegen"])
     assert found.run_codegen(found.selected["codegen"][0]) == {"outcome": "generated"}
     assert task["uptodate"][0]() is True
+
+
+def test_the_index_follows_the_catalogue(tmp_path, prebuilt):
+    compiler = make_copier(tmp_path / "bin", prebuilt)
+    arguments = f"cache={tmp_path / 'cache'}", f"toolchain={compiler.path}"
+    found = graph("arch=generic", "variant=fp8", "layout=rcr", "family=decode", *arguments)
+    (config,) = found.selected["compile"]
+    old = replace(config, tile=(2 * config.tile[0], *config.tile[1:]))
+    found.build.store.set_index("generic", old.name, "0" * 64, describe_config(old))
+    notices = []
+    found.notice = notices.append
+    assert found.run_compile(config)["outcome"] == "built"
+    assert found.build.store.cache.names("generic") == [config.name]
+    assert len(notices) == 1 and old.name in notices[0]
 
 
 class FakeBuild:
@@ -97,6 +115,23 @@ def test_failed_compilation_can_be_repeated_in_a_shell(one):
     assert (failed.message, failed.outcome, failed.repeat) == ("error: x", "compile failed", "g++ -c 'a b' && ld")
 
 
-def test_the_command_to_repeat_keeps_what_matters(tmp_path):
-    found = graph(f"cache={tmp_path}/a b", "toolchain=g++", "out=f16", "jobs=3")
-    assert found.command("compile:x/y") == f"./mill toolchain=g++ 'cache={tmp_path}/a b' compile:x/y"
+@pytest.mark.parametrize(
+    ("args", "cxx", "said"),
+    [
+        ((), "", "./mill"),
+        (("out=f16", "jobs=3", "timeout=120"), "", "./mill"),
+        (("toolchain=g++", "cache=/a b"), "clang++", "./mill toolchain=g++ 'cache=/a b'"),
+        (("out=f32,f16", "timeout=0.5"), "ccache g++", "CXX='ccache g++' ./mill out=f32,f16 timeout=0.5"),
+    ],
+)
+def test_the_command_to_repeat_keeps_what_matters(monkeypatch, args, cxx, said):
+    monkeypatch.setenv("MILL_CWD", str(CHECKOUT.root))
+    monkeypatch.setenv("CXX", cxx)
+    assert graph(*args).command("compile:x/y") == f"{said} compile:x/y"
+
+
+def test_the_command_to_repeat_is_for_where_the_caller_stands(monkeypatch, tmp_path):
+    monkeypatch.setenv("MILL_CWD", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    found = Graph(parse(()), Paths.of(tmp_path / "check out"))
+    assert found.command("compile:x/y") == f"'{tmp_path}/check out/mill' compile:x/y"

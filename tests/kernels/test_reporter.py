@@ -1,6 +1,8 @@
 """What a run prints, from the calls that doit makes."""
 
 import io
+import re
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +10,11 @@ from doit.exceptions import TaskError
 
 from kernels.arguments import parse
 from kernels.graph import Graph, KernelFailed
+from kernels.paths import CHECKOUT
 from kernels.reporter import Reporter
 from kernels.selection import STAGES
+
+UP_TO_DATE = f"2 kernels up to date (generic); cache: {shlex.quote(str(CHECKOUT.cache))}"
 
 
 class Terminal(io.StringIO):
@@ -20,9 +25,9 @@ class Terminal(io.StringIO):
 class Run:
     """A reporter with the tasks of two kernels."""
 
-    def __init__(self, stream=None):
-        self.graph = Graph(parse(["arch=generic", "variant=fp8", "layout=rcr"]))
-        self.first, self.second = self.graph.selected["compile"]
+    def __init__(self, stream=None, args=()):
+        self.graph = Graph(parse(["arch=generic", "variant=fp8", "layout=rcr", *args]))
+        self.first, self.second = self.graph.selected["codegen"]
         self.tasks = {
             f"{stage}:{config.id}": SimpleNamespace(
                 name=f"{stage}:{config.id}",
@@ -70,7 +75,15 @@ def run():
 def test_nothing_to_do_is_one_line(run):
     for config in (run.first, run.second):
         run.skip(*STAGES, config=config)
-    assert run.end() == ["2 kernels up to date (generic)"]
+    assert run.end() == [UP_TO_DATE]
+
+
+@pytest.mark.parametrize("args", [["codegen"], []])
+def test_the_cache_is_named_as_a_shell_takes_it(args, tmp_path):
+    run = Run(args=[*args, f"cache={tmp_path}/my kernels"])
+    run.succeed("codegen", run.first, "generated")
+    end = "" if args else f"; cache: '{tmp_path}/my kernels'"  # codegen alone puts nothing there
+    assert re.fullmatch(rf"2 kernels \(generic\): 1 generated, 1 up to date; [0-9.]+ s{re.escape(end)}", run.end()[-1])
 
 
 def test_plain_lines_then_a_table_then_the_sum(run):
@@ -90,7 +103,9 @@ def test_plain_lines_then_a_table_then_the_sum(run):
     assert "\x1b" not in "".join(lines)
 
 
-def test_failures_come_last_with_message_and_commands(run):
+def test_failures_come_last_with_message_and_commands(run, monkeypatch):
+    monkeypatch.setenv("MILL_CWD", str(CHECKOUT.root))
+    monkeypatch.delenv("CXX", raising=False)
     run.fail("compile", run.first, KernelFailed("a.h:1: error: x\n  note", "compile failed", "g++ 'a b'"))
     run.reporter.add_failure(run.task("selftest", run.first), TaskError("unmet"))
     run.succeed("selftest", run.second, "passed", error=0.1)
@@ -148,7 +163,7 @@ def test_selftests_left_out_are_said(run):
     run.graph.selection.skipped["generic"] = "generic needs luck"
     for config in (run.first, run.second):
         run.skip(*STAGES, config=config)
-    assert run.end() == ["selftest left out: generic needs luck", "2 kernels up to date (generic)"]
+    assert run.end() == ["selftest left out: generic needs luck", UP_TO_DATE]
 
 
 def test_terminal_has_a_line_that_goes_away(monkeypatch):
@@ -183,4 +198,4 @@ def test_nothing_to_do_draws_nothing_on_a_terminal(monkeypatch):
     run = Run(Terminal())
     for config in (run.first, run.second):
         run.skip(*STAGES, config=config)
-    assert run.end() == ["2 kernels up to date (generic)"]
+    assert run.end() == [UP_TO_DATE]

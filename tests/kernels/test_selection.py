@@ -85,6 +85,11 @@ def test_filters_without_a_kernel_say_why():
         select("family=preshufflequant", "layout=ccr")
 
 
+def test_an_output_type_without_a_kernel_says_which_there_are():
+    with pytest.raises(UsageError, match=r"arch=generic out=bf16;.* output types in the catalogue are f16, .*geometry"):
+        select("arch=generic", "out=bf16")
+
+
 def test_selftests_that_cannot_run_here_are_left_out_with_a_reason(monkeypatch):
     monkeypatch.setattr("kernels.selection.why_not_here", lambda arch: f"{arch} needs what is not here")
     found = select("arch=generic")

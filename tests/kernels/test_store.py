@@ -20,14 +20,15 @@ from kernels.store import InputsChanged, Store, StoreError
 
 
 def manifest(number: int) -> dict[str, Any]:
-    inputs = {"number": number}
+    config = {"arch": "generic", "number": number}
+    inputs = {"config": config}
     return {
         "schema": MANIFEST_SCHEMA,
         "key": sha256_text(canonical_json(inputs)),
         "inputs": inputs,
         "arch": "generic",
         "name": f"kernel{number}",
-        "config": {"number": number},
+        "config": config,
         "target": {"machine": "x", "system": "y"},
     }
 
@@ -199,7 +200,8 @@ def test_quarantine_is_told_once(tmp_path: Path) -> None:
 def test_index_entry(store: Store) -> None:
     key = put(store, 1)
     entry = json.loads((store.root / "index" / "generic" / "kernel1.json").read_text())
-    assert entry == {"schema": 1, "arch": "generic", "name": "kernel1", "key": key, "config": {"number": 1}}
+    config = {"arch": "generic", "number": 1}
+    assert entry == {"schema": 1, "arch": "generic", "name": "kernel1", "key": key, "config": config}
 
 
 def test_publish_never_goes_through_a_half_object(store: Store) -> None:

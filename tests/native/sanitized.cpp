@@ -61,7 +61,7 @@ void* call_often(void* operands) {
 }  // namespace
 
 int main() {
-    const int64_t sizes[][3] = {{1, 1, 1}, {1, 40, 129}, {7, 33, 255}, {33, 5, 300}, {70, 300, 257}, {0, 3, 4}, {3, 4, 0}};
+    const int64_t sizes[][3] = {{1, 1, 1}, {1, 40, 129}, {1, 3, 13}, {7, 33, 255}, {33, 5, 300}, {70, 300, 257}, {0, 3, 4}, {3, 4, 0}};
     for (const auto& s : sizes) {
         Operands good(s[0], s[1], s[2]);
         EXPECT(good.run() == 0);

@@ -14,7 +14,8 @@ THREADS = ("-fsanitize=thread",)
 
 CASES = [
     (HOST_CPUS[-1], "fp8", "rcr", "decode", MEMORY),
-    (HOST_CPUS[-1], "fp8i4", "crr", "preshufflequant", MEMORY),
+    (HOST_CPUS[-2 % len(HOST_CPUS)], "fp8i4", "crr", "preshufflequant", MEMORY),
+    (HOST_CPUS[-3 % len(HOST_CPUS)], "bf8", "ccr", "decode", MEMORY),
     (HOST_CPUS[0], "bf8i4f32", "rcr", "decode", MEMORY),
     (HOST_CPUS[-1], "fp8", "rrr", "preshufflequant", THREADS),
 ]

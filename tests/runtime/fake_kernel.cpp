@@ -109,6 +109,15 @@ void multiply(const void* a, const void* aq, const void* b, void* c, int64_t M, 
 #ifdef FAULT_IGNORES_AQ
                 scale = 1;
 #endif
+#ifdef FAULT_UNSIGNED_AQ
+                scale = std::fabs(scale);
+#endif
+#ifdef FAULT_SHORT_AQ
+                unsigned word;
+                std::memcpy(&word, &scale, 4);
+                word &= 0xffffff00;
+                std::memcpy(&scale, &word, 4);
+#endif
                 sum += scale * part;
             }
 #ifdef FAULT_ZEROS

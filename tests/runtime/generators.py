@@ -101,6 +101,8 @@ def bad_forms(x: np.ndarray) -> dict[str, np.ndarray]:
 FAULTS = {
     "FAULT_ZEROS": "C is all zeros",
     "FAULT_IGNORES_AQ": r"exact .*: C\[.*\] is .*, expected",
+    "FAULT_UNSIGNED_AQ": r"C\[.*\] is .*, expected",
+    "FAULT_SHORT_AQ": r"codes of AQ .*: C\[.*\] is .*, expected",
     "FAULT_SWAPS_GROUPS": r"exact .*: C\[.*\] is .*, expected",
     "FAULT_WRITES_PAST_C": "SIGSEGV during exact",
     "FAULT_WRITES_BEFORE_C": "wrote outside C",
@@ -155,6 +157,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "other schema": (_edit_manifest(lambda m: m.update(schema=99)), "schema 99"),
     "other key": (_edit_manifest(lambda m: m.update(key="0" * 64)), "is about key"),
     "edited inputs": (_edit_manifest(lambda m: m["inputs"].update(extra=1)), "do not hash to its key"),
+    "edited config": (
+        _edit_manifest(lambda m: m["config"].update(out="f32")),
+        "its config is not the one of its inputs",
+    ),
+    "other arch": (_edit_manifest(lambda m: m.update(arch="gfx942")), "its arch is not the one of its config"),
+    "endless nesting": (lambda p: (p / MANIFEST).write_text("[" * 100_000), "not readable JSON"),
     "no files": (_edit_manifest(lambda m: m.pop("files")), "does not say size and sha256"),
     "no target": (_edit_manifest(lambda m: m.pop("target")), "'target' is missing"),
     "config is text": (_edit_manifest(lambda m: m.update(config="x")), "'config' is missing or not a dict"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,6 +124,15 @@ def test_verify_sees_index_entries_without_object(found_cache, capsys):
     assert f"with absent key {key}" in capsys.readouterr().out
 
 
+def test_verify_sees_broken_index_entries(found_cache, capsys):
+    add_fake(found_cache.root)
+    found_cache.index_path(CONFIG.arch, CONFIG.name).write_text("{")
+    assert main(["verify"]) == 1
+    out = lines(capsys)
+    assert f"{CONFIG.name}.json is not readable JSON" in out[0]
+    assert out[-1] == "1 objects verified, 1 broken"
+
+
 def test_selftest_runs_what_is_untested(found_cache, capsys):
     good = add_fake(found_cache.root, outcome=None)
     bad = add_fake(found_cache.root, fake_config("bf8"), "FAULT_ZEROS", outcome=None)
@@ -208,6 +219,30 @@ def test_commands_that_need_no_arrays_load_no_numpy(found_cache):
     code = "import sys; from gemmill.cli import main; main(sys.argv[1:]); assert 'numpy' not in sys.modules"
     for command in (["list"], ["show", CONFIG.name], ["verify"], ["explain", CONFIG.name], ["env"]):
         subprocess.run([sys.executable, "-c", code, *command], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("name", [b"caf\xc3\xa9", b"not \xff utf-8"])
+def test_paths_that_the_terminal_cannot_show(cache, name):
+    root = os.fsencode(cache.root.parent) + b"/" + name
+    add_fake(Path(os.fsdecode(root)))
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    for command in ("list", "env", "verify"):
+        done = run(command, "--cache", os.fsdecode(root), env=environment)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert run("show", "nothing", "--cache", os.fsdecode(root), env=environment).stderr.startswith("gemmill: no kernel")
+
+
+def test_closed_stdout_is_no_error(found_cache):
+    argv = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "gemmill", "list"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
+def test_a_timeout_is_a_positive_number(found_cache, capsys, text):
+    with pytest.raises(SystemExit):
+        main(["selftest", f"--timeout={text}"])
+    assert f"{text} is no positive number of seconds" in capsys.readouterr().err
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(found_cache):
@@ -309,6 +344,21 @@ def test_bench_refuses_what_is_no_weight(kernels, tmp_path, capsys):
     np.save(path, np.ones((2, 2)))
     assert main(["bench", str(path), "--rows", "0"]) == 2
     assert "rows 0: needed a positive number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e30])
+def test_bench_takes_weights_of_any_order_and_size(kernels, tmp_path, capsys, scale):
+    weight = np.random.default_rng(0).standard_normal((20, 300)) * scale
+    np.save(tmp_path / "w.npy", np.asfortranarray(weight))
+    assert main(["bench", str(tmp_path / "w.npy"), "--rows", "4"]) == 0
+    assert set(table(capsys.readouterr().out)) == {"fp8", "bf8i4", "fp8i4f32"}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+def test_bench_leaves_out_what_is_not_finite(kernels, tmp_path, capsys, value):
+    np.save(tmp_path / "w.npy", np.full((20, 300), value))
+    assert main(["bench", str(tmp_path / "w.npy")]) == 2
+    assert "w: left out, it has values that are not finite" in capsys.readouterr().out
 
 
 def test_bench_without_kernels_says_where_it_looked(found_cache, tmp_path, capsys):

@@ -17,7 +17,7 @@ from gemmill.cache import MANIFEST, SELFTEST, Cache
 from gemmill.errors import ArgumentError, CorruptObjectWarning, DeviceError, KernelNotFound, Refused
 from gemmill.loader import Kernel, examine, load
 from generators import DAMAGES, object_directory
-from support import add_fake, add_index, add_object, fake_config, fake_library
+from support import add_fake, add_index, add_object, config_json, fake_config, fake_library
 
 NAME = fake_config().name
 
@@ -53,7 +53,7 @@ def test_a_miss_says_where_and_how_to_build(cache):
     ]
 
 
-@pytest.mark.parametrize("wanted", ["", "../x", "a b", "x/y/z", "generic//etc/passwd", "*"])
+@pytest.mark.parametrize("wanted", [None, b"x", 3, "", "../x", "a b", "x/y/z", "generic//etc/passwd", "*"])
 def test_what_is_no_name_is_refused(cache, wanted):
     add_fake(cache.root)
     with pytest.raises(ArgumentError):
@@ -111,8 +111,10 @@ def test_a_cpu_without_the_features_is_refused(cache, monkeypatch):
         pytest.skip("the fake was built for another machine")
     assert "x86-64-v4 needs CPU features this host lacks: " in candidate.refusal
     assert "avx512f" in candidate.refusal
-    with pytest.raises(Refused, match="needs CPU features this host lacks"):
+    with pytest.raises(Refused, match="needs CPU features this host lacks") as caught:
         load(config.name, cache.root)
+    assert f"no usable kernel for x86-64-v4/{config.name}\n" in str(caught.value)
+    assert "./mill" not in str(caught.value), "building it again would not help"
 
 
 def test_gpu_kernels_say_which_backend_is_missing(cache):
@@ -266,17 +268,17 @@ def test_a_library_without_the_abi_is_a_miss(cache):
     ids=str,
 )
 def test_a_config_that_names_no_kernel_is_refused(cache, change):
-    key = add_fake(cache.root)
-    path = object_directory(cache, key) / MANIFEST
-    manifest = json.loads(path.read_text())
+    config = config_json(fake_config())
     if isinstance(change, str):
-        del manifest["config"][change]
+        del config[change]
     else:
-        manifest["config"].update(change)
-    path.write_text(json.dumps(manifest))
+        config.update(change)
+    key = add_fake(cache.root, inputs={"config": config})
+    path = object_directory(cache, key) / MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), "config": config}))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CorruptObjectWarning)
-        with pytest.raises((Refused, KernelNotFound), match=r"config is not one|unknown layout"):
+        with pytest.raises((Refused, KernelNotFound), match=r"config is not one|unknown layout|not the one of"):
             load(NAME, cache.root)
 
 

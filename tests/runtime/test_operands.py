@@ -45,6 +45,12 @@ def test_int4_is_not_copied():
         (lambda: Int4Matrix(b"", (-1, 2)), "must not be negative"),
         (lambda: Int4Matrix(np.zeros(2, np.int8), (2, 2)), "contiguous uint8, not int8"),
         (lambda: Int4Matrix(np.zeros(4, np.uint8)[::2], (2, 2)), "contiguous uint8"),
+        (lambda: Int4Matrix(b"123", (2.5, 2)), r"shape \(2.5, 2\): needed"),
+        (lambda: Int4Matrix(b"", (float("inf"), 2)), r"shape \(inf, 2\): needed"),
+        (lambda: Int4Matrix([1, 2], (2, 2)), "data is a list: needed uint8 or a bytes-like object"),
+        (lambda: Int4Matrix(np.ma.zeros(2, np.uint8), (2, 2)), "data is a masked array"),
+        (lambda: Int4Matrix.from_values(np.ma.zeros((2, 2), int)), "values is a masked array"),
+        (lambda: Int4Matrix.from_values([[1], [2, 3]]), "values is no array"),
         (lambda: Int4Matrix.from_values([[8]]), "-8..7; found 8 to 8"),
         (lambda: Int4Matrix.from_values([[-9]]), "-8..7; found -9"),
         (lambda: Int4Matrix.from_values([[0.5]]), "2-D integer array, not float64"),
@@ -83,6 +89,11 @@ def test_preshuffle_refuses():
     aq = np.ones((2, 3), np.float32)
     with pytest.raises(ArgumentError, match="tile_k 100: must be a positive multiple of 128"):
         preshuffle_scale(aq, 100)
+    for tile_k in ("256", 256.0, None, 0, -128):
+        with pytest.raises(ArgumentError, match="must be a positive multiple of 128"):
+            preshuffle_scale(aq, tile_k)
+    with pytest.raises(ArgumentError, match="AQ is a masked array"):
+        preshuffle_scale(np.ma.array(aq), 128)
     with pytest.raises(ArgumentError, match=r"needed \(M, QK\)"):
         preshuffle_scale(aq[0], 128)
     with pytest.raises(ArgumentError, match=r"C-contiguous \[2, M, 2\], not float32 \(3, 2, 1\)"):

@@ -145,6 +145,13 @@ def test_nan_stays_nan_and_does_not_set_the_scale(variant, encoding):
     assert np.argwhere(np.isnan(decode(a))).tolist() == [[1, 5]]
 
 
+@pytest.mark.parametrize("value", [1e-45, 1e-300, 1e300])
+def test_the_callers_error_state_does_not_matter(value):
+    with np.errstate(all="raise"):
+        a, aq = quantize_a(np.full((1, 3), value))
+    assert np.isfinite(decode(a)).all() and np.isfinite(aq).all()
+
+
 def test_int4_refuses_nan():
     with pytest.raises(ArgumentError, match="x has NaN, which int4 can't hold"):
         quantize_a(np.full((1, 3), np.nan, np.float32), "fp8i4")
@@ -205,6 +212,7 @@ def test_encoding_follows_the_arch():
         (np.ones(3), {}, "2-D array of floats, not float64"),
         (np.ones((2, 2), np.int32), {}, "2-D array of floats, not int32"),
         (np.ones((2, 2), ml_dtypes.float8_e5m2), {}, "2-D array of floats, not float8_e5m2"),
+        (np.ma.masked_less(np.ones((2, 2)), 2), {}, "x is a masked array"),
         (np.ones((2, 2)), {"variant": "fp4"}, "unknown variant 'fp4': known variants are fp8"),
         (np.ones((2, 2)), {"layout": "ccc"}, "unknown layout 'ccc'"),
         (np.ones((2, 2)), {"arch": "sm_90"}, "unknown arch 'sm_90'"),

@@ -133,6 +133,18 @@ def test_a_failed_kernel_can_be_tested_again(cache, untested):
     assert cache.read(untested).outcome == "passed"
 
 
+def test_a_child_that_does_not_start_says_nothing_about_the_kernel(cache, untested):
+    def run(argv, timeout):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    record = run_selftest(cache, untested, run=run)
+    assert record["outcome"] == "untested"
+    assert "the child process did not start" in record["reason"]
+    assert "Cannot allocate memory" in record["reason"]
+    assert not record["saved"]
+    assert not (object_directory(cache, untested) / SELFTEST).exists()
+
+
 @pytest.mark.parametrize(
     ("result", "text"),
     [
@@ -146,7 +158,6 @@ def test_a_failed_kernel_can_be_tested_again(cache, untested):
         ((3, '{"outcome": "passed", "reason": null}', ""), "exited with status 3 after its report"),
         (subprocess.TimeoutExpired("x", 60, b"step: codes of A\n"), "no end within 60 s during codes of A"),
         (TimeoutError(), "no end within 60 s before its first check"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), "the child process did not start: .*Cannot allocate memory"),
     ],
 )
 def test_what_becomes_of_the_child_is_a_result(cache, untested, result, text):
@@ -248,6 +259,7 @@ def test_the_record_is_replaced_in_one_step(cache, untested, monkeypatch):
 def test_whoever_may_read_the_manifest_may_read_the_record(cache, untested, mode):
     folder = object_directory(cache, untested)
     (folder / MANIFEST).chmod(mode)
+    cache.root.chmod(mode | 0o111)
     before = os.umask(0o077)
     try:
         assert run_selftest(cache, untested)["saved"]
@@ -330,11 +342,11 @@ def test_the_checker_finds_swapped_rows_of_scales(cache, monkeypatch):
 
 
 def test_codes_cover_every_byte(cache):
-    """Each of the 256 byte values of A occurs; for int4, each pair of codes."""
+    """Each of the 256 byte values of A, B and an fp8 AQ occurs; for int4, each pair of codes."""
     for config in (fake_config("fp8"), fake_config("fp8i4f32"), fake_config("bf8i4", "ccr")):
         add_fake(cache.root, config)
         checker = Checker(load(config.name, cache))
-        seen = {"A": set(), "B": set()}
+        seen = {"A": set(), "B": set(), "AQ": set()}
         run = checker.run
 
         def spy(problem, entry="host", shift=0, checker=checker, seen=seen, run=run):
@@ -347,6 +359,20 @@ def test_codes_cover_every_byte(cache):
         checker.check_codes()
         assert len(seen["A"]) == 256
         assert len(seen["B"]) == 256
+        assert len(seen["AQ"]) == 256 or checker.kinds["aq"] == "f32"
+
+
+def test_scales_meet_every_rounding_of_the_output(cache):
+    """float32 scales put C of either sign on float16 numbers, on the middles between two, and beside those."""
+    add_fake(cache.root)
+    values = Checker(load(fake_config().name, cache))._near_halves().astype(np.float64)
+    with np.errstate(over="ignore"):
+        rounded = values.astype(np.float16).astype(np.float64)
+    assert (rounded == values).sum() == 64
+    assert (rounded > values).sum() > 64 < (rounded < values).sum()
+    assert np.isinf(rounded).any()
+    assert 2.0**-25 in abs(values)
+    assert (values < 0).sum() > 100 < (values > 0).sum()
 
 
 # Fences

@@ -35,6 +35,14 @@ def test_nothing_from_the_root_down_may_be_writable_for_everybody(root, place):
     assert reason == f"{root / place} can be written by everybody (mode 0777): run chmod o-w on it".replace("/ ", " ")
 
 
+@pytest.mark.parametrize("place", ["objects", "objects/ab", "objects/ab/kernel.so"])
+def test_groups_may_write_only_where_the_root_is_shared(root, place):
+    (root / place).chmod(0o775)
+    assert "can be written by group" in why_untrusted(root, library(root))
+    root.chmod(0o775)
+    assert why_untrusted(root, library(root)) is None
+
+
 def test_a_sticky_bit_does_not_help_inside(root):
     (root / "objects").chmod(0o1777)
     assert "can be written by everybody" in why_untrusted(root, library(root))
@@ -46,6 +54,12 @@ def test_links_inside_are_refused(root, tmp_path, place):
     (root / place).rename(target)
     (root / place).symlink_to(target)
     assert "is a symbolic link" in why_untrusted(root, library(root))
+
+
+def test_what_blocks_its_reader_is_refused(root):
+    library(root).unlink()
+    os.mkfifo(library(root))
+    assert "is neither a file nor a directory" in why_untrusted(root, library(root))
 
 
 def test_the_root_may_be_a_link(root, tmp_path):
