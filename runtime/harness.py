@@ -69,6 +69,7 @@ class Harness:
         variant = find_variant(kernel.config["variant"])
         self.is_cpu = row.backend == "cpu"
         self.encoding = row.encoding
+        self.sum_roundoff = row.sum_roundoff
         self.layout = find_layout(kernel.config["layout"])
         self.out = str(kernel.config["out"])
         self.kinds = {"a": variant.a, "b": variant.b, "aq": variant.aq}

@@ -68,7 +68,12 @@ def _grouped(a: Array, b: Array, aq: Array) -> np.ndarray[Any, np.dtype[np.float
 
 
 def error_bound(
-    a_q: Array | Int4Matrix, b: Array, a_scale: Array | PreshuffledScale, c: Array, out: str = "f16"
+    a_q: Array | Int4Matrix,
+    b: Array,
+    a_scale: Array | PreshuffledScale,
+    c: Array,
+    out: str = "f16",
+    sum_roundoff: float = 0.0,
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return how far a correct kernel's C may lie from the exact one, element by element.
 
@@ -85,12 +90,14 @@ def error_bound(
         The exact product [M, N], float64.
     out : {"f16", "bf16", "f32"}
         Output kind.
+    sum_roundoff : float
+        What the arch loses within a group, relative to S; `gemmill.arch.Arch` has it.
     """
     if out not in OUTPUTS:
         raise ArgumentError(f"unknown out {out!r}: known outputs are {', '.join(OUTPUTS)}")
     a, b, aq = (np.abs(decode(x)) for x in (a_q, b, a_scale))
     roundings = (min(a.shape[1], GROUP_K) + aq.shape[1] + 1) * _U32
-    accumulation = roundings / (1 - roundings) * _grouped(a, b, aq)
+    accumulation = (roundings / (1 - roundings) + sum_roundoff) * _grouped(a, b, aq)
     roundoff, tiny = _ROUNDOFF[out]
     bound: np.ndarray[Any, np.dtype[np.float64]] = accumulation + (np.abs(c) + accumulation) * roundoff + tiny
     return bound

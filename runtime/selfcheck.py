@@ -193,14 +193,14 @@ class Checker(Harness):
         self._expect("special", self.problem(a, b, aq))
 
     def check_random(self, m: int, n: int, k: int) -> None:
-        """Compare normal data with float64, within the bound of float32 arithmetic."""
+        """Compare normal data with float64, within the bound of the arch's arithmetic."""
         rng = self.rng
         a = rng.standard_normal((m, k), np.float32) * np.float32(3)
         b = rng.standard_normal((k, n), np.float32)
         aq = np.exp(rng.standard_normal((m, groups(k)), np.float32)) / 8
         problem = self.problem(a, b, aq)
         exact = reference_gemm_aquant(problem.a, problem.b, problem.aq)
-        bound = error_bound(problem.a, problem.b, problem.aq, exact, self.out)
+        bound = error_bound(problem.a, problem.b, problem.aq, exact, self.out, self.sum_roundoff)
         name = _check_name("random", problem)
         for step, c in self._products("random", problem):
             got = c.astype(np.float64)
