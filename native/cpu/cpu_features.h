@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "cpu/base.h"
+#include "host/base.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "cpu/base.h"
+#include "host/base.h"
 
 namespace gemmill {
 

@@ -10,7 +10,7 @@
  */
 #pragma once
 
-#include "cpu/base.h"
+#include "host/base.h"
 
 namespace gemmill {
 

@@ -4,7 +4,7 @@
 #include <time.h>
 
 #include "abi.h"
-#include "cpu/arguments.h"
+#include "host/arguments.h"
 #include "cpu/cpu_features.h"
 #include "cpu/schedule.h"
 
@@ -104,7 +104,10 @@ __attribute__((noinline)) int run_packed(const void* A, const void* AQ, const vo
     }
     code = check_pointers(A, AQ, B, C, M, N, K);
     if (code) return code;
-
+    if (M == 0 || N == 0) { /* nothing to write, and AQ may be NULL */
+        if (time_ms) *time_ms = 0;
+        return GEMMILL_OK;
+    }
     code = enter();
     if (code) return code;
     Problem p = make_problem(A, AQ, B, C, M, N, K, stride_A, stride_AQ, stride_B, stride_C);

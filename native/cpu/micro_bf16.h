@@ -3,7 +3,7 @@
 
 #include "cpu/intrinsics.h"
 
-#include "cpu/base.h"
+#include "host/base.h"
 
 namespace gemmill {
 

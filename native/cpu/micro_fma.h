@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#include "cpu/base.h"
+#include "host/base.h"
 
 #if defined(__AVX512F__)
 #define GEMMILL_VECTOR_BYTES 64

@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#include "cpu/base.h"
+#include "host/base.h"
 
 namespace gemmill {
 

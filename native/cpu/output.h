@@ -1,7 +1,7 @@
 /* float32 sums to the type of C: round to nearest even, overflow to infinity, NaN kept. */
 #pragma once
 
-#include "cpu/base.h"
+#include "host/base.h"
 
 #if defined(__F16C__)
 #include "cpu/intrinsics.h"

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "cpu/error.h"
+#include "host/error.h"
 #include "cpu/float_env.h"
 
 namespace gemmill {

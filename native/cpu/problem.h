@@ -1,7 +1,7 @@
 /* One call's operands, and a part of its result. */
 #pragma once
 
-#include "cpu/base.h"
+#include "host/shape.h"
 
 namespace gemmill {
 
@@ -12,11 +12,6 @@ struct Problem {
     char* c;
     int64_t m, n, k;
     int64_t lda, ldb, ldaq, ldc;
-};
-
-/* A stored operand: so many lines, each of so many elements. */
-struct Shape {
-    int64_t lines, length;
 };
 
 /* Rows [m0, m1) and columns [n0, n1) of C. */

@@ -1,7 +1,7 @@
 /* Turn 8 rows of 16 codes into panel order: 16 / Pair steps, each holding Pair consecutive codes of all 8 rows. */
 #pragma once
 
-#include "cpu/base.h"
+#include "host/base.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>

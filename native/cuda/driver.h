@@ -5,7 +5,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
-#include "cpu/error.h"
+#include "host/error.h"
 
 namespace gemmill {
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "abi.h"
-#include "cpu/arguments.h"
+#include "host/arguments.h"
 #include "cuda/launch.h"
 
 /* The compiled device code, kernel.cubin in the directory of the build, put into this library by the assembler. */

@@ -1,8 +1,8 @@
 /* From a checked problem to one kernel launch: which of the two entries, which grid, which tensor maps. */
 #pragma once
 
-#include "cpu/arguments.h"
-#include "cpu/problem.h"
+#include "host/arguments.h"
+#include "host/shape.h"
 #include "cuda/device.h"
 #include "cuda/traits.h"
 

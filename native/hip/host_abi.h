@@ -10,6 +10,7 @@
 #include "abi.h"
 #include "host/arguments.h"
 #include "host/preshuffle.h"
+#include "host/stored_shapes.h"
 #include "hip/driver.h"
 
 #ifdef __ASSEMBLER__ /* never: it is assembled by itself, but named here so that a kernel's key covers it */

@@ -3,6 +3,7 @@
 
 #include "host/base.h"
 #include "host/error.h"
+#include "host/shape.h"
 
 namespace gemmill {
 
@@ -36,26 +37,6 @@ inline int expect_addressable(const char* name, int64_t lines, int64_t stride, i
     return (Message() << name << ": " << lines << " lines with a stride of " << stride
                       << " elements: expected at most " << most << " elements in all")
         .bad_argument();
-}
-
-/* Lines and their length of each stored operand. */
-struct Shape {
-    int64_t lines, length;
-};
-
-struct Shapes {
-    Shape a, aq, b, c;
-};
-
-template <typename Kernel>
-Shapes stored_shapes(int64_t m, int64_t n, int64_t k) {
-    const int64_t groups = ceil_div(k, kGroupK);
-    Shapes s{};
-    s.a = Kernel::kOrderA == Order::kContiguousK ? Shape{m, k} : Shape{k, m};
-    s.b = Kernel::kOrderB == Order::kContiguousK ? Shape{n, k} : Shape{k, n};
-    s.aq = Kernel::kScalesColumnMajor ? Shape{groups, m} : Shape{m, groups};
-    s.c = Shape{m, n};
-    return s;
 }
 
 /* M, N and K, alone and as sizes of packed matrices. */

@@ -77,6 +77,12 @@ def test_packed(library, packed, changes, code, text):
     assert library.error.startswith(text)
 
 
+@pytest.mark.parametrize("changes", [{"M": 0, "stride_C": 7}, {"N": 0, "stride_C": 0}])
+def test_an_empty_c_needs_no_pointers(library, packed, changes):
+    nothing = dict.fromkeys(("A", "AQ", "B", "C"))
+    assert call(library.c.dispatcher_run_aquant_gemm, PACKED, packed, **nothing, **changes) == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "text"),
     [

@@ -9,7 +9,7 @@ import mmap
 import numpy as np
 import pytest
 from native_build import HOST_CPUS, one, sample
-from problems import SHAPES, check, random_problem
+from problems import SHAPES, Matrix, check, random_problem
 
 MAP_NORESERVE = 0x4000  # Linux; the module does not have it everywhere
 
@@ -91,18 +91,58 @@ def test_unaligned_pointers(arch, libraries):
         np.testing.assert_array_equal(c[1:], expected.copy().view(np.uint8).reshape(-1))
 
 
+def far_apart(matrix: Matrix, packed: bool) -> Matrix:
+    """Return the same matrix with lines more than 2^31 elements apart, in memory that is never touched in between."""
+    stride, itemsize = 2**31 + 5, matrix.storage.itemsize
+    near = matrix.storage.reshape(-1).view(np.uint8)
+    if packed:  # one element a place, so that lines may start mid-byte
+        near = np.stack([near >> 4, near & 15], axis=-1).reshape(-1)
+    length = matrix.stride * itemsize
+    lines = near[: near.size // length * length].reshape(-1, length)
+    size = -(-len(lines) * stride * itemsize // (2 if packed else 1))
+    far = np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE), np.uint8)
+    for i, line in enumerate(lines):
+        if packed:
+            for at, code in enumerate(line, i * stride):
+                far[at // 2] |= code << 4 * (1 - at % 2)
+        else:
+            far[i * stride * itemsize :][:length] = line
+    return dataclasses.replace(matrix, storage=far, stride=stride)
+
+
 @pytest.mark.parametrize("arch", HOST_CPUS)
-def test_offsets_beyond_32_bits(arch, libraries):
-    """Rows more than 2^31 elements apart, in memory that is never touched in between."""
+@pytest.mark.parametrize(
+    ("operand", "variant", "layout", "family"),
+    [
+        *(("a", variant, layout, "decode") for variant in ("fp8", "fp8i4") for layout in ("rcr", "ccr")),
+        *(("b", "fp8", layout, "decode") for layout in ("rcr", "rrr")),
+        *(("aq", variant, layout, "decode") for variant in ("fp8", "fp8i4") for layout in ("rcr", "ccr")),
+        ("aq", "fp8", "rcr", "preshufflequant"),
+    ],
+)
+def test_offsets_beyond_32_bits(arch, operand, variant, layout, family, libraries):
+    (library,) = libraries([one(arch, variant, layout, family)])
+    p = random_problem(library.config, (3, 5, 300), 0, family == "preshufflequant")
+    expected = library.run_strided(p)
+    check(library.config, p, expected)
+    far = far_apart(getattr(p, operand), packed=(operand, variant) == ("a", "fp8i4"))
+    np.testing.assert_array_equal(library.run_strided(dataclasses.replace(p, **{operand: far})), expected)
+
+
+@pytest.mark.parametrize("arch", HOST_CPUS)
+def test_rows_of_c_beyond_32_bits(arch, libraries):
     (library,) = libraries([one(arch)])
-    p = random_problem(library.config, (3, 33, 130))
+    p = random_problem(library.config, (3, 5, 300))
     expected = library.run_strided(p)
     stride = 2**31 + 5
-    far = mmap.mmap(-1, 3 * stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
-    for row in range(3):
-        far[row * stride : row * stride + 130] = p.a.storage[row].tobytes()
-    p.a.storage, p.a.stride = np.frombuffer(far, np.uint8), stride
-    np.testing.assert_array_equal(library.run_strided(p), expected)
+    size = 2 * (2 * stride + 5)
+    far = np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE), np.float16)
+    code = library.c.gemmill_gemm_aquant(
+        p.a.pointer, p.aq.pointer, p.b.pointer, far.ctypes.data,
+        3, 5, 300, p.a.stride, p.aq.stride, p.b.stride, stride, None, 0, None,
+    )  # fmt: skip
+    assert code == 0, library.error
+    np.testing.assert_array_equal(np.stack([far[i * stride :][:5] for i in range(3)]), expected)
 
 
 @pytest.mark.parametrize("arch", HOST_CPUS)
