@@ -148,6 +148,35 @@ def test_machine_code(arch: str, variant: str, layout: str, family: str, tmp_pat
     assert data[:4] == b"\x7fELF" and data[18] == 224 and data[48] == ELF_MACHINE[arch]
 
 
+WAVE_OPERATIONS = """
+#include "hip/device.h"
+namespace gemmill::hip {
+struct Args { unsigned *in; unsigned long long *out; };
+struct Impl {
+    static constexpr int kThreads = 64;
+    static void run(const Args& args) {
+        const u32 x = global_load<u32>(args.in + thread_index());
+        const u64 votes = ballot(x > 7) + any(x == 3) + all(x < 5);
+        global_store<u64>(args.out + thread_index(), votes + shuffle(x, x) + shuffle_xor(x, 32));
+    }
+};
+GEMMILL_KERNEL(wave_operations, Impl, Args)
+}
+"""
+
+
+@pytest.mark.parametrize("arch", GFX)
+def test_shuffles_and_votes_in_machine_code(arch: str, tmp_path: Path, toolchain: Toolchain) -> None:
+    source = tmp_path / "kernel.cpp"
+    source.write_text(WAVE_OPERATIONS)
+    commands = hip.commands(kernel(arch), source, CHECKOUT.native, Path("kernel.so"), toolchain)
+    code, out, err = process.run(commands[0], 120, cwd=tmp_path, env=compiler_environment())
+    assert code == 0 and not out and not err, err
+    assembly = (tmp_path / "kernel.s").read_text()
+    assert count(assembly, "ds_bpermute_b32") == 2
+    assert count(assembly, r"v_cmp_\w+_u32\S* (vcc|s\[)") >= 3, "a vote is a comparison into a scalar pair"
+
+
 def test_the_same_source_gives_the_same_code_object_anywhere(tmp_path: Path, toolchain: Toolchain) -> None:
     objects = []
     for folder in (tmp_path / "a", tmp_path / "another place ü"):

@@ -54,5 +54,7 @@ void check_global(const void* p, u32 bytes);
 u8* check_lds(u32 offset, u32 bytes, bool write);
 void barrier();
 void matrix_op(MatrixOp op, const void* p, const void* q, u32 operand_bytes, f32x4& d);
+u32 shuffle(u32 value, u32 from);
+u64 vote(bool mine);
 
 }  // namespace gemmill::hip::sim
