@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "hip/sim/fiber.h"
+#include "hip/sim/matrix.h"
 
 namespace gemmill::hip::sim {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "hip/types.h"
-#include "hip/sim/machine.h"
+#include "hip/sim/lane.h"
 
 namespace gemmill::hip {
 
