@@ -13,7 +13,7 @@ from gemmill.errors import GemmillError, UnsupportedError
 from kernels import process
 from kernels.backends import hip
 from kernels.build import Build
-from kernels.catalogue import load_catalogue
+from kernels.catalogue import DEFAULT, load_catalogue
 from kernels.code_object import read_kernels
 from kernels.codegen import Codegen
 from kernels.config import KernelConfig
@@ -191,6 +191,26 @@ def test_every_kernel_of_an_arch_fits(toolchain: Toolchain) -> None:
         for config in load_catalogue().configs(arch):
             assert config.tile[2] % 128 == 0
             assert config.warps[0] * config.warps[1] * 64 <= 1024
+
+
+@pytest.mark.parametrize(("variant", "layout"), [("fp8", "rcr"), ("fp8i4f32", "crr")])
+@pytest.mark.parametrize("family", ["decode", "preshufflequant"])
+@pytest.mark.parametrize("arch", GFX)
+def test_large_tiles(arch: str, family: str, variant: str, layout: str, tmp_path: Path, toolchain: Toolchain) -> None:
+    """No spills, no scratch, as many waves as the block has; gfx950's larger ones use LDS that the others lack."""
+    large = load_catalogue(DEFAULT.with_name("large_tiles.toml"))
+    sizes = []
+    for number, config in enumerate(large.configs(arch, variant=variant, layout=layout, family=family)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _, linked = compile_device(config, folder, toolchain)
+        figures = read_kernels(linked)[config.name]
+        assert figures["scratch_bytes"] == figures["vgpr_spills"] == figures["sgpr_spills"] == 0
+        waves = config.warps[0] * config.warps[1]
+        assert figures["threads"] == 64 * waves and figures["vgprs"] <= 512 // max(1, waves // 4)
+        assert figures["lds_bytes"] <= LDS_LIMIT[arch]
+        sizes.append(figures["lds_bytes"])
+    assert (max(sizes) > LDS_LIMIT["gfx942"]) == (arch == "gfx950")
 
 
 def test_built_library(tmp_path: Path) -> None:
