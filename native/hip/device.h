@@ -86,7 +86,18 @@ inline u32 permute_bytes(u32 high, u32 low, u32 selector) { return __builtin_amd
 
 inline u16 to_f16(float x) { return bit_cast<u16>((_Float16)x); }
 
-/* ---- Wave operations: D[i][j] += sum over k of P[i][k] * Q[j][k], 16 by 16 --------------------------- */
+/* ---- Wave operations. All 64 lanes take part in each ------------------------------------------------- */
+
+// `x` of lane `from`, modulo 64; by the LDS hardware's crossbar, which touches no LDS.
+inline u32 shuffle(u32 x, u32 from) { return (u32)__builtin_amdgcn_ds_bpermute((int)(from * 4), (int)x); }
+inline u32 shuffle_xor(u32 x, u32 mask) { return shuffle(x, (thread_index() % kWave) ^ mask); }
+
+// Bit i is lane i's.
+inline u64 ballot(bool mine) { return __builtin_amdgcn_ballot_w64(mine); }
+inline bool any(bool mine) { return ballot(mine) != 0; }
+inline bool all(bool mine) { return ballot(!mine) == 0; }
+
+/* ---- Matrix operations: D[i][j] += sum over k of P[i][k] * Q[j][k], 16 by 16 --------------------------- */
 
 // gfx90a; four bf16 of p and of q a lane.
 inline f32x4 mfma_16x16x16_bf16(u32x2 p, u32x2 q, f32x4 d) {

@@ -13,7 +13,7 @@ from gemmill.errors import GemmillError, UnsupportedError
 from kernels import process
 from kernels.backends import hip
 from kernels.build import Build
-from kernels.catalogue import load_catalogue
+from kernels.catalogue import DEFAULT, load_catalogue
 from kernels.code_object import read_kernels
 from kernels.codegen import Codegen
 from kernels.config import KernelConfig
@@ -148,6 +148,35 @@ def test_machine_code(arch: str, variant: str, layout: str, family: str, tmp_pat
     assert data[:4] == b"\x7fELF" and data[18] == 224 and data[48] == ELF_MACHINE[arch]
 
 
+WAVE_OPERATIONS = """
+#include "hip/device.h"
+namespace gemmill::hip {
+struct Args { unsigned *in; unsigned long long *out; };
+struct Impl {
+    static constexpr int kThreads = 64;
+    static void run(const Args& args) {
+        const u32 x = global_load<u32>(args.in + thread_index());
+        const u64 votes = ballot(x > 7) + any(x == 3) + all(x < 5);
+        global_store<u64>(args.out + thread_index(), votes + shuffle(x, x) + shuffle_xor(x, 32));
+    }
+};
+GEMMILL_KERNEL(wave_operations, Impl, Args)
+}
+"""
+
+
+@pytest.mark.parametrize("arch", GFX)
+def test_shuffles_and_votes_in_machine_code(arch: str, tmp_path: Path, toolchain: Toolchain) -> None:
+    source = tmp_path / "kernel.cpp"
+    source.write_text(WAVE_OPERATIONS)
+    commands = hip.commands(kernel(arch), source, CHECKOUT.native, Path("kernel.so"), toolchain)
+    code, out, err = process.run(commands[0], 120, cwd=tmp_path, env=compiler_environment())
+    assert code == 0 and not out and not err, err
+    assembly = (tmp_path / "kernel.s").read_text()
+    assert count(assembly, "ds_bpermute_b32") == 2
+    assert count(assembly, r"v_cmp_\w+_u32\S* (vcc|s\[)") >= 3, "a vote is a comparison into a scalar pair"
+
+
 def test_the_same_source_gives_the_same_code_object_anywhere(tmp_path: Path, toolchain: Toolchain) -> None:
     objects = []
     for folder in (tmp_path / "a", tmp_path / "another place ü"):
@@ -162,6 +191,26 @@ def test_every_kernel_of_an_arch_fits(toolchain: Toolchain) -> None:
         for config in load_catalogue().configs(arch):
             assert config.tile[2] % 128 == 0
             assert config.warps[0] * config.warps[1] * 64 <= 1024
+
+
+@pytest.mark.parametrize(("variant", "layout"), [("fp8", "rcr"), ("fp8i4f32", "crr")])
+@pytest.mark.parametrize("family", ["decode", "preshufflequant"])
+@pytest.mark.parametrize("arch", GFX)
+def test_large_tiles(arch: str, family: str, variant: str, layout: str, tmp_path: Path, toolchain: Toolchain) -> None:
+    """No spills, no scratch, as many waves as the block has; gfx950's larger ones use LDS that the others lack."""
+    large = load_catalogue(DEFAULT.with_name("large_tiles.toml"))
+    sizes = []
+    for number, config in enumerate(large.configs(arch, variant=variant, layout=layout, family=family)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _, linked = compile_device(config, folder, toolchain)
+        figures = read_kernels(linked)[config.name]
+        assert figures["scratch_bytes"] == figures["vgpr_spills"] == figures["sgpr_spills"] == 0
+        waves = config.warps[0] * config.warps[1]
+        assert figures["threads"] == 64 * waves and figures["vgprs"] <= 512 // max(1, waves // 4)
+        assert figures["lds_bytes"] <= LDS_LIMIT[arch]
+        sizes.append(figures["lds_bytes"])
+    assert (max(sizes) > LDS_LIMIT["gfx942"]) == (arch == "gfx950")
 
 
 def test_built_library(tmp_path: Path) -> None:

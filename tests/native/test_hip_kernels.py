@@ -17,7 +17,7 @@ import pytest
 from problems import check, random_problem
 from simulated import GFX, ORDERS, Device, GemmArgs, Mutation, Prefetched, simulated
 
-from kernels.catalogue import load_catalogue
+from kernels.catalogue import DEFAULT, load_catalogue
 from kernels.config import KernelConfig
 
 SHAPES = list(itertools.product((1, 7, 16, 17, 64), (1, 64, 80, 128), (128, 256, 384, 512, 1024, 130)))
@@ -96,6 +96,16 @@ LARGE = [
 @pytest.mark.parametrize("config", LARGE, ids=config_id)
 def test_larger_tiles(config: KernelConfig) -> None:
     run(config, [(128, 128, 256), (1, 64, 384), (130, 135, 130), (150, 300, 512)])
+
+
+@pytest.mark.parametrize("arch", GFX)
+def test_large_tiles_of_the_catalogue(arch: str, request: pytest.FixtureRequest) -> None:
+    """A few, or all with `--simulate=all`: tiles in the inside and at every edge, one tile of K and several."""
+    configs = load_catalogue(DEFAULT.with_name("large_tiles.toml")).configs(arch)
+    everything = request.config.getoption("--simulate") == "all"
+    for config in configs if everything else configs[::27]:
+        tm, tn, tk = config.tile
+        run(config, [(tm + 2, tn + 16, 3 * tk), (tm, tn, tk), (3, tn - 1, tk + 130)])
 
 
 @pytest.mark.parametrize("out", ["bf16", "f32"])

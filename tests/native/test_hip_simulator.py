@@ -156,6 +156,57 @@ def test_bf16_subnormals_are_flushed(tmp_path: Path) -> None:
     assert got[0] == 0 and got[1] == 2.0**-26
 
 
+def run_lanes(body: str, values: np.ndarray, folder: Path, threads: int = 64) -> np.ndarray:
+    """Return what each lane makes of its value, uint32 `x`, in every order the same: uint64 `result`."""
+    text = f"""
+        const u32 x = global_load<u32>((const u8*)args.p + 4 * lane);
+        u64 result = 0;
+        {body}
+        global_store<u64>((u8*)args.d + 8 * lane, result);
+        """
+    results = []
+    with simulated_source(source(text, threads=threads), folder) as device, device.memory(values) as p:
+        for order in ORDERS:
+            with device.memory(8 * threads) as d:
+                device.launch(Args(p, 0, d), (1, 1), threads, order)
+                results.append(np.frombuffer(device.read(d, 8 * threads), np.uint64))
+    assert all(np.array_equal(results[0], other) for other in results[1:])
+    return results[0]
+
+
+LANES = np.arange(128)
+WAVES = LANES // 64 * 64
+SHUFFLES = {
+    "from one lane": ("shuffle(x, 5)", WAVES + 5),
+    "rotated, and modulo 64": ("shuffle(x, lane + 61)", WAVES + (LANES + 61) % 64),
+    "reversed": ("shuffle(x, 63 - lane % 64)", WAVES + 63 - LANES % 64),
+    "exchanged in pairs": ("shuffle_xor(x, 1)", LANES ^ 1),
+    "exchanged in halves": ("shuffle_xor(x, 32)", LANES ^ 32),
+}
+
+
+@pytest.mark.parametrize("name", SHUFFLES)
+def test_shuffle(name: str, tmp_path: Path) -> None:
+    call, origin = SHUFFLES[name]
+    values = np.random.default_rng(2).integers(0, 2**32, 128, np.uint32)
+    assert np.array_equal(run_lanes(f"result = {call};", values, tmp_path, 128), values[origin])
+
+
+def test_sum_over_a_wave_by_shuffles(tmp_path: Path) -> None:
+    values = np.random.default_rng(3).integers(0, 2**20, 128, np.uint32)
+    body = "u32 sum = x; for (u32 step = 32; step; step /= 2) sum += shuffle_xor(sum, step); result = sum;"
+    assert np.array_equal(run_lanes(body, values, tmp_path, 128), values.reshape(2, 64).sum(1).repeat(64))
+
+
+def test_votes(tmp_path: Path) -> None:
+    values = np.random.default_rng(4).integers(0, 2, 192, np.uint32)
+    values[64:128], values[128:] = 0, 1
+    mask = [sum(int(bit) << i for i, bit in enumerate(wave)) for wave in values.reshape(3, 64)]
+    assert np.array_equal(run_lanes("result = ballot(x);", values, tmp_path, 192), np.repeat(np.uint64(mask), 64))
+    body = "result = any(x) * 2 + all(x);"
+    assert np.array_equal(run_lanes(body, values, tmp_path, 192), np.repeat([2, 0, 3], 64))
+
+
 # ---- Faults ----------------------------------------------------------------------------------------------
 
 STORE = "Memory::store<u32>(4 * lane, lane);"
@@ -181,6 +232,14 @@ FAULTS = {
         64,
         "different wave-wide operations",
     ),
+    "half the lanes at a shuffle": ("if (lane % 2) shuffle_xor(lane, 1);", 64, "different wave-wide operations"),
+    "one lane at a vote": ("if (lane == 9) ballot(true);", 64, "different wave-wide operations"),
+    "some lanes vote, others shuffle": (
+        "if (lane < 3) ballot(true); else shuffle(lane, 0);",
+        64,
+        "different wave-wide operations",
+    ),
+    "a wave shuffles where the others wait": ("if (lane < 64) shuffle(lane, 0); else barrier();", 128, "had finished"),
     "an instruction that the arch lacks": (
         "mfma_16x16x128<Kind::fp8>(u32x8{}, u32x8{}, f32x4{});",
         64,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "hip/sim/fiber.h"
+#include "hip/sim/matrix.h"
 
 namespace gemmill::hip::sim {
 namespace {
@@ -21,7 +22,7 @@ constexpr u16 kMany = 0xfffe;
 
 const char* const kArchNames[] = {"gfx90a", "gfx942", "gfx950"};
 
-enum class Stop { running, finished, barrier, matrix };
+enum class Stop { running, finished, barrier, matrix, shuffle, vote };
 
 struct Lane {
     Fiber fiber;
@@ -29,6 +30,8 @@ struct Lane {
     MatrixOp op{};
     u8 p[32], q[32];
     f32x4 d;
+    u32 value, from;  // of a shuffle
+    u64 vote;         // the lane's own, then everybody's
 };
 
 /* Who touched a word of LDS last, and in which interval between barriers. */
@@ -136,6 +139,21 @@ class Block {
         d = lane.d;
     }
 
+    u32 shuffle(u32 value, u32 from) {
+        Lane& lane = lanes_[thread_];
+        lane.value = value;
+        lane.from = from;
+        pause(Stop::shuffle);
+        return lane.value;
+    }
+
+    u64 vote(bool mine) {
+        Lane& lane = lanes_[thread_];
+        lane.vote = mine;
+        pause(Stop::vote);
+        return lane.vote;
+    }
+
    private:
     static void lane_main(void* self) {
         Block* const block = static_cast<Block*>(self);
@@ -211,7 +229,30 @@ class Block {
         for (u32 i = 1; i < kWave; ++i)
             if (lanes[i].stop != lanes[0].stop || (lanes[0].stop == Stop::matrix && lanes[i].op != lanes[0].op))
                 return fail("the lanes of a wave came to different wave-wide operations");
-        if (lanes[0].stop == Stop::matrix) execute_matrix(lanes);
+        switch (lanes[0].stop) {
+            case Stop::matrix: return execute_matrix(lanes);
+            case Stop::shuffle: return execute_shuffle(lanes);
+            case Stop::vote: return execute_vote(lanes);
+            default: return;  // a barrier concerns the other waves too
+        }
+    }
+
+    static void execute_shuffle(Lane* lanes) {
+        u32 values[kWave];
+        for (u32 i = 0; i < kWave; ++i) values[i] = lanes[lanes[i].from % kWave].value;
+        for (u32 i = 0; i < kWave; ++i) {
+            lanes[i].value = values[i];
+            lanes[i].stop = Stop::running;
+        }
+    }
+
+    static void execute_vote(Lane* lanes) {
+        u64 votes = 0;
+        for (u32 i = 0; i < kWave; ++i) votes |= lanes[i].vote << i;
+        for (u32 i = 0; i < kWave; ++i) {
+            lanes[i].vote = votes;
+            lanes[i].stop = Stop::running;
+        }
     }
 
     void execute_matrix(Lane* lanes) {
@@ -281,5 +322,7 @@ void barrier() { current->pause(Stop::barrier); }
 void matrix_op(MatrixOp op, const void* p, const void* q, u32 operand_bytes, f32x4& d) {
     current->matrix(op, p, q, operand_bytes, d);
 }
+u32 shuffle(u32 value, u32 from) { return current->shuffle(value, from); }
+u64 vote(bool mine) { return current->vote(mine); }
 
 }  // namespace gemmill::hip::sim

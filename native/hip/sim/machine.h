@@ -14,18 +14,9 @@
 #include <string>
 
 #include "hip/types.h"
-#include "hip/sim/matrix.h"
+#include "hip/sim/lane.h"
 
 namespace gemmill::hip::sim {
-
-struct Kernel {
-    const char* name;
-    Arch arch;
-    u32 threads;
-    u32 lds_bytes;
-    u32 args_bytes;
-    void (*entry)(const void* args);
-};
 
 enum class Order { forward, reverse, random };
 
@@ -44,15 +35,5 @@ std::string run(const Launch& launch);
 /* Memory that kernels may touch. */
 void add_memory(void* base, std::size_t bytes);
 bool remove_memory(void* base);
-
-/* ---- What device.h calls, on a lane ---- */
-
-u32 thread_index();
-u32 block_x();
-u32 block_y();
-void check_global(const void* p, u32 bytes);
-u8* check_lds(u32 offset, u32 bytes, bool write);
-void barrier();
-void matrix_op(MatrixOp op, const void* p, const void* q, u32 operand_bytes, f32x4& d);
 
 }  // namespace gemmill::hip::sim

@@ -10,11 +10,10 @@
 #pragma once
 
 #include "hip/types.h"
+#include "hip/sim/lane.h"
 #include "hip/sim/number.h"
 
 namespace gemmill::hip::sim {
-
-enum class MatrixOp { bf16_16x16x16, fp8_16x16x32, bf8_16x16x32, fp8_16x16x128, bf8_16x16x128 };
 
 struct MatrixOpInfo {
     const char* mnemonic;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "hip/types.h"
-#include "hip/sim/machine.h"
+#include "hip/sim/lane.h"
 
 namespace gemmill::hip {
 
@@ -88,6 +88,13 @@ inline u16 to_f16(float x) {
     if (rest > half || (rest == half && (result & 1))) ++result;
     return (u16)(sign | result);
 }
+
+using sim::shuffle;
+inline u32 shuffle_xor(u32 x, u32 mask) { return shuffle(x, (thread_index() % kWave) ^ mask); }
+
+inline u64 ballot(bool mine) { return sim::vote(mine); }
+inline bool any(bool mine) { return ballot(mine) != 0; }
+inline bool all(bool mine) { return ballot(!mine) == 0; }
 
 inline f32x4 mfma_16x16x16_bf16(u32x2 p, u32x2 q, f32x4 d) {
     sim::matrix_op(sim::MatrixOp::bf16_16x16x16, &p, &q, sizeof p, d);
