@@ -177,8 +177,8 @@ def _system_headers(native: Path, toolchain: Toolchain) -> list[str]:
     return [*library, "-isystem", str(stubs), "-isystem", str(hip_root / "include"), *ck]
 
 
-def resources(config: KernelConfig, output: str, work: Path) -> dict[str, Any]:
-    """Return registers, LDS, matrix instructions and the like of each instance, by its suffix.
+def resources(config: KernelConfig, output: str, work: Path) -> tuple[dict[str, Any], str]:
+    """Return registers, LDS, matrix instructions and the like of each instance, by its suffix, and the whole output.
 
     Raises
     ------
@@ -195,7 +195,7 @@ def resources(config: KernelConfig, output: str, work: Path) -> dict[str, Any]:
         if not count:
             raise UnsupportedError(f"{name} has no matrix instruction: its results would be zeros")
         found[one["suffix"]] = {**figures[name], "matrix_instructions": count}
-    return found
+    return found, output
 
 
 def _limits(config: KernelConfig, headers: Headers) -> dict[str, int]:

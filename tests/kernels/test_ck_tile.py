@@ -236,7 +236,7 @@ def test_an_instance_without_matrix_instruction_is_refused(
     body = "{}:\n\ts_nop 0\n\tv_mfma_f32_16x16x32_fp8_fp8 a[0:3], v[0:1], v[2:3], 0\n.Lfunc_end0:\n"
     assembly = "".join(body.format(name) for name in names)
     (tmp_path / ck_tile.ASSEMBLY).write_text(assembly)
-    found = ck_tile.resources(SHUFFLED, "", tmp_path)
+    found, _ = ck_tile.resources(SHUFFLED, "", tmp_path)
     assert found["hot_full"] == {"vgprs": 8, "matrix_instructions": 1}
     (tmp_path / ck_tile.ASSEMBLY).write_text(assembly.replace("v_mfma", "v_mov", 1))
     with pytest.raises(UnsupportedError, match="cold_odd has no matrix instruction: its results would be zeros"):

@@ -15,11 +15,14 @@ from gemmill.errors import DeviceError, Refused
 from gemmill.loader import load
 from gemmill.selftest import run_selftest
 
+from kernels import process
 from kernels.arguments import parse
 from kernels.catalogue import load_catalogue
+from kernels.codegen import Codegen
 from kernels.graph import Graph, KernelFailed
 from kernels.paths import CHECKOUT, Paths
 from kernels.simulator import Simulator, SimulatorError, is_simulated
+from kernels.toolchain import find_toolchain
 
 (CONFIG,) = load_catalogue().configs("gfx942", variant="bf8i4f32", layout="rrr", family="decode")
 
@@ -73,6 +76,18 @@ def test_loading_a_simulated_kernel(graph: Graph, monkeypatch: pytest.MonkeyPatc
 def test_without_simulation_the_selftest_is_left_out(graph: Graph) -> None:
     record = run_selftest(Cache(graph.paths.cache), graph.build.state(CONFIG).key, record=False)
     assert record["outcome"] == "untested" and "no gfx942 device here" in record["reason"]
+
+
+def test_a_simulated_kernel_compiles_without_standard_headers(tmp_path: Path) -> None:
+    """They would cost more than the kernel, 126 times in a cold build."""
+    paths = Paths.of(CHECKOUT.root, build=CHECKOUT.build / "test")
+    source = Codegen(paths).generate(CONFIG)
+    native = CHECKOUT.native
+    includes = ["-I", str(native / "hip/sim/override"), "-I", str(native)]
+    command = find_toolchain(None, paths.build / "memo" / "toolchain.json").command
+    argv = [*command, "-std=c++17", "-Wno-psabi", "-nostdinc", *includes, "-c", "-x", "c++", str(source)]
+    code, _, err = process.run([*argv, "-o", str(tmp_path / "kernel.o")], 120)
+    assert code == 0, err
 
 
 def test_a_source_that_does_not_compile(tmp_path: Path) -> None:
