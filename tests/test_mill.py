@@ -1,6 +1,7 @@
 """The bootstrap script: one real set-up, and everything that can go wrong against a stand-in for Python."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -44,7 +45,7 @@ class Checkout:
         shutil.copy(MILL, root / "mill")
         (root / "pyproject.toml").write_text("[project]\n")
         (root / "examples" / "weights.txt").write_text("weights\n")
-        self.python.write_text(STAND_IN.replace("REAL", sys.executable))
+        self.python.write_text(STAND_IN.replace("REAL", shlex.quote(sys.executable)))
         self.python.chmod(0o755)
 
     def environment(self, **more: str) -> dict[str, str]:

@@ -1,18 +1,9 @@
-/* One call's operands, and a part of its result. */
+/* Parts of a problem: of its result, and of an operand. */
 #pragma once
 
-#include "host/shape.h"
+#include "host/problem.h"
 
 namespace gemmill {
-
-struct Problem {
-    const uint8_t* a;
-    const uint8_t* b;
-    const void* aq;
-    char* c;
-    int64_t m, n, k;
-    int64_t lda, ldb, ldaq, ldc;
-};
 
 /* Rows [m0, m1) and columns [n0, n1) of C. */
 struct Rectangle {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "host/arguments.h"
-#include "host/shape.h"
+#include "host/problem.h"
 #include "cuda/device.h"
 #include "cuda/traits.h"
 

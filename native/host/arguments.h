@@ -3,7 +3,7 @@
 
 #include "host/base.h"
 #include "host/error.h"
-#include "host/shape.h"
+#include "host/problem.h"
 
 namespace gemmill {
 

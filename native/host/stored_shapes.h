@@ -1,7 +1,7 @@
 /* The stored shapes of a kernel's operands, by its layout. */
 #pragma once
 
-#include "host/shape.h"
+#include "host/problem.h"
 
 namespace gemmill {
 

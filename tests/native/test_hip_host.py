@@ -124,7 +124,7 @@ def test_without_a_driver_the_library_says_what_it_is() -> None:
 
 FAULTS = [
     (Mutation("M * K for the packed size", "hip/host_abi.h", "ceil_div(m * k, 2) : m * k", "m * k : m * k"), INT4),
-    (Mutation("QK for M as ccr's stride", "host/arguments.h", "Shape{groups, m}", "Shape{m, groups}"), CCR),
+    (Mutation("QK for M as ccr's stride", "host/stored_shapes.h", "Shape{groups, m}", "Shape{m, groups}"), CCR),
     (Mutation("AQ is not shuffled", "hip/host_abi.h", "if (!Kernel::kPreshuffled) return", "return"), SHUFFLED),
     (Mutation("half of C comes back", "hip/host_abi.h", "c.download(C, bytes_c)", "c.download(C, bytes_c / 2)"), PLAIN),
     (Mutation("one row of tiles", "hip/entry.h", "static_cast<unsigned>(tiles_m)", "1"), PLAIN),
