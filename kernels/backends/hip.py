@@ -39,8 +39,9 @@ HOST_FLAGS = (
     *("-Wall", "-Wextra", "-DGEMMILL_HOST", "-shared", "-pthread", "-s", "-nostdlib++", "-Wl,--as-needed", "-ldl"),
 )
 
-# First releases that know an arch: of clang, and of zig, whose releases carry one clang each.
-_FIRST_CLANG = {"gfx90a": (17,), "gfx942": (17,), "gfx950": (20,)}
+# First releases that do: of clang, and of zig, whose releases carry one clang each. clang 17 to 19 know gfx90a and
+# gfx942, but not the gfx950 builtins that native/hip names whatever it is compiled for.
+_FIRST_CLANG = {"gfx90a": (20,), "gfx942": (20,), "gfx950": (20,)}
 _FIRST_ZIG = {"gfx90a": (0, 12), "gfx942": (0, 12), "gfx950": (0, 15)}
 
 _INSTALL = "`pip install ziglang` brings one (anywhere); so does `apt install clang lld`, where it is new enough"
