@@ -19,12 +19,12 @@ struct Source {
     __device__ __forceinline__ int64_t index(int row, int kk) const { return mn ? kk * ld + row : row * ld + kk; }
     __device__ __forceinline__ bool inside(int row, int kk) const { return row < rows && kk < k; }
     __device__ __forceinline__ uint32_t byte(int row, int kk) const {
-        return inside(row, kk) ? __ldg(base + index(row, kk)) : 0;
+        return inside(row, kk) ? load_global(base + index(row, kk)) : 0;
     }
     __device__ __forceinline__ uint32_t code(int row, int kk) const {
         if (!inside(row, kk)) return 0;
         const int64_t i = index(row, kk);
-        return (__ldg(base + i / 2) >> (i & 1 ? 0 : 4)) & 15;
+        return (load_global(base + i / 2) >> (i & 1 ? 0 : 4)) & 15;
     }
 };
 

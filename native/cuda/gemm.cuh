@@ -27,14 +27,16 @@ template <class C>
 struct Gemm {
     using T = Traits<C>;
 
-    static constexpr int kConsumerWarps = T::halves_k ? 4 : 8; // that read a stage
-    static constexpr bool kFills = T::x_fill != Fill::tma || T::y_fill != Fill::tma;
+    static constexpr int kConsumerWarps = 4 * T::consumers;
 
     const Params& p;
     const TensorMap* map_x;
     const TensorMap* map_y;
+    const TensorMap* map_c;
     uint32_t smem;
-    int rank, ranks; // in the cluster
+    int ranks;       // blocks of the cluster
+    int rank;        // among those that share Y
+    int part, parts; // of k
     int first_k, last_k; // stages of k this block sums
 
     struct Tile {
@@ -81,6 +83,31 @@ struct Gemm {
 
     // ---- producers ----
 
+    // Operands into L2 while the grid in front still runs: of X the tile's first stages, of Y and AQ this block's share.
+    // Whatever that grid writes passes through L2, so nothing stale is read later.
+    __device__ __forceinline__ void fetch_early(int thread) const {
+        if (T::x_fill != Fill::tma || p.early.stages == 0) return;
+        const int x0 = tile_at(blockIdx.x / ranks).x * T::tile_x, rows_x = min(T::tile_x, (C::swap ? p.n : p.m) - x0);
+        const int stages = min(p.early.stages, last_k - first_k);
+        constexpr int per_byte = T::x_i4 ? 2 : 1;
+        if constexpr (T::x_mn) {
+            for (int k = first_k * kGroup + thread; k < min((first_k + stages) * kGroup, p.k); k += T::threads)
+                fetch_global(p.x + (k * p.ldx + x0) / per_byte);
+        } else {
+            for (int i = thread; i < rows_x * stages; i += T::threads)
+                fetch_global(p.x + ((x0 + i / stages) * p.ldx + (first_k + i % stages) * kGroup) / per_byte);
+        }
+        const int share = blockIdx.x * T::threads + thread;
+        if (share < p.early.y_lines) {
+            const int row = share / p.early.y_per_row, line = share % p.early.y_per_row;
+            fetch_global(p.y + row * p.ldy / (T::y_i4 ? 2 : 1) + line * 128);
+        }
+        if (share < p.early.aq_lines) {
+            const int row = share / p.early.aq_per_row, line = share % p.early.aq_per_row;
+            fetch_global(static_cast<const uint8_t*>(p.aq) + row * p.ldaq * T::aq_bytes + line * 128);
+        }
+    }
+
     __device__ __forceinline__ void load_tiles() const {
         Stage s;
         each_tile([&](Tile tile) {
@@ -108,8 +135,8 @@ struct Gemm {
     }
     __device__ __forceinline__ void load_y(uint32_t dst, uint32_t bar, int row, int k) const {
         if constexpr (C::multicast > 1) {
-            constexpr int part = T::tile_y / C::multicast;
-            tma_load_multicast(dst + rank * part * kGroup, map_y, bar, k, row + rank * part, (1 << C::multicast) - 1);
+            constexpr int rows = T::tile_y / C::multicast;
+            tma_load_multicast(dst + rank * rows * kGroup, map_y, bar, k, row + rank * rows, ((1 << C::multicast) - 1) << part * C::multicast);
         } else {
             tma_load(dst, map_y, bar, k, row);
         }
@@ -131,8 +158,8 @@ struct Gemm {
         const int64_t i = C::preshuffle ? g / C::preshuffle * p.ldaq + int64_t(m) * C::preshuffle + g % C::preshuffle
                           : C::aq_col   ? g * p.ldaq + m
                                         : m * p.ldaq + g;
-        if constexpr (C::aq == Elem::f32) return __ldg(static_cast<const float*>(p.aq) + i);
-        return decode_scale(__ldg(static_cast<const uint8_t*>(p.aq) + i));
+        if constexpr (C::aq == Elem::f32) return load_global(static_cast<const float*>(p.aq) + i);
+        return decode_scale(load_global(static_cast<const uint8_t*>(p.aq) + i));
     }
     // Scales of groups g .. g + count - 1 of row m. Where a row's groups lie side by side they are loaded together: loads
     // of single scales, a row a lane, would take a quarter of the level-1 bandwidth that wgmma needs.
@@ -144,13 +171,13 @@ struct Gemm {
             if constexpr (C::aq == Elem::f32) {
                 using V = std::conditional_t<count == 4, float4, float2>;
                 V f = {};
-                if (m < p.m) f = __ldg(reinterpret_cast<const V*>(static_cast<const float*>(p.aq) + i));
+                if (m < p.m) f = load_global(reinterpret_cast<const V*>(static_cast<const float*>(p.aq) + i));
                 v[0] = f.x, v[1] = f.y;
                 if constexpr (count == 4) v[2] = f.z, v[3] = f.w;
             } else {
                 using V = std::conditional_t<count == 4, uint32_t, uint16_t>;
                 uint32_t w = 0;
-                if (m < p.m) w = __ldg(reinterpret_cast<const V*>(static_cast<const uint8_t*>(p.aq) + i));
+                if (m < p.m) w = load_global(reinterpret_cast<const V*>(static_cast<const uint8_t*>(p.aq) + i));
 #pragma unroll
                 for (int u = 0; u < count; ++u) v[u] = decode_scale(w >> (8 * u) & 0xff);
             }
@@ -209,11 +236,16 @@ struct Gemm {
     // ---- consumers ----
 
     using Block = float[T::chunk / 2]; // a thread's part of 64 x chunk
+    struct Sum {                       // and of what its warpgroup owns of a tile
+        Block block[T::slabs][T::chunks];
+        __device__ __forceinline__ auto& operator[](int slab) { return block[slab]; }
+        __device__ __forceinline__ const auto& operator[](int slab) const { return block[slab]; }
+    };
 
     __device__ __forceinline__ void release(int stage, int lane) const {
         __syncwarp();
         if constexpr (C::multicast > 1) {
-            if (lane < C::multicast) barrier_arrive_at(empty(stage), lane);
+            if (lane < C::multicast) barrier_arrive_at(empty(stage), part * C::multicast + lane);
         } else {
             if (lane == 0) barrier_arrive(empty(stage));
         }
@@ -233,239 +265,286 @@ struct Gemm {
             }
         } else {
 #pragma unroll
-            for (int i = 0; i < T::chunk / 2; ++i) sum[i] += row_scale[i / 2 & 1] * product[i];
+            // Row by row, so that the scale stays in the operand cache: reads of registers are what wgmma competes for.
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int j = 0; j < T::chunk / 8; ++j) {
+                    sum[4 * j + 2 * i + 0] += row_scale[i] * product[4 * j + 2 * i + 0];
+                    sum[4 * j + 2 * i + 1] += row_scale[i] * product[4 * j + 2 * i + 1];
+                }
         }
     }
 
-    // product = X slab * Y chunk over one stage; X from fragments or from shared memory.
-    static __device__ __forceinline__ void multiply(Block& product, const uint32_t (&a)[4][4], uint32_t x, uint32_t y) {
+    // Begin a product; X from fragments or from shared memory.
+    static __device__ __forceinline__ void multiply(Block& d, const uint32_t (&a)[4][4], uint32_t x, uint32_t y) {
         constexpr Elem xe = T::x_i4 ? Elem::e4m3 : T::x_elem, ye = T::y_i4 ? Elem::e4m3 : T::y_elem;
         using Mma = Wgmma<T::chunk, xe, ye>;
-        pin(product);
+        pin(d);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
             if constexpr (T::x_regs) {
-                Mma::run(product, a[step], describe(y) + step * kDescribeStep, step > 0);
+                Mma::run(d, a[step], describe(y) + step * kDescribeStep, step > 0);
             } else {
-                Mma::run(product, describe(x) + step * kDescribeStep, describe(y) + step * kDescribeStep, step > 0);
+                Mma::run(d, describe(x) + step * kDescribeStep, describe(y) + step * kDescribeStep, step > 0);
             }
         }
         wgmma_commit();
-        wgmma_wait<0>();
-        pin(product);
+    }
+
+    using Fragments = uint32_t[4][4]; // a slab of X over one stage
+
+    __device__ __forceinline__ void load_fragments(Fragments& a, int stage, int row0, int warp, int lane) const {
+        if constexpr (T::x_regs) {
+#pragma unroll
+            for (int step = 0; step < 4; ++step) load_fragment<T>(a[step], x_stage(stage), row0, warp, lane, step);
+        }
+    }
+    __device__ __forceinline__ void load_row_scales(float (&v)[2], int stage, int row0, const int (&row)[2]) const {
+        if constexpr (!C::swap) {
+            v[0] = load_shared_float(scale_stage(stage) + (row0 + row[0]) * 4);
+            v[1] = load_shared_float(scale_stage(stage) + (row0 + row[1]) * 4);
+        }
+    }
+
+    // One product at a time: what a product leaves idle, the other warpgroup's fills.
+    __device__ __forceinline__ void sum_tile(Sum& sum, Stage& s, int group, int warp, int lane,
+                                             const int (&row)[2]) const {
+        for (int kb = first_k; kb < last_k; ++kb) {
+            barrier_wait(full(s.index), s.phase);
+            const uint32_t x = x_stage(s.index), y = y_stage(s.index);
+#pragma unroll
+            for (int slab = 0; slab < T::slabs; ++slab) {
+                const int row0 = (group * T::slabs + slab) * 64;
+                float row_scale[2] = {0, 0};
+                load_row_scales(row_scale, s.index, row0, row);
+                Fragments a;
+                load_fragments(a, s.index, row0, warp, lane);
+#pragma unroll
+                for (int chunk = 0; chunk < T::chunks; ++chunk) {
+                    Block d;
+                    multiply(d, a, x + row0 * kGroup, y + chunk * T::chunk * kGroup);
+                    wgmma_wait<0>();
+                    pin(d);
+                    const bool last = slab == T::slabs - 1 && chunk == T::chunks - 1;
+                    // The stage is read, but for the scales of a swapped tile.
+                    if (!C::swap && last) release(s.index, lane);
+                    promote(sum[slab][chunk], d, scale_stage(s.index), chunk, row_scale, lane % 4);
+                    if (C::swap && last) release(s.index, lane);
+                }
+            }
+            s.next();
+        }
+    }
+
+    // Two products in turn: one is promoted while the tensor cores work on the next.
+    __device__ __forceinline__ void sum_tile_in_turn(Block& sum, Stage& s, int group, int warp, int lane,
+                                                     const int (&row)[2]) const {
+        struct Product {
+            Block d;
+            Fragments a;
+            float row_scale[2];
+            int stage;
+        };
+        Product even, odd;
+        const int row0 = group * 64;
+        const auto begin = [&](Product& p) {
+            barrier_wait(full(s.index), s.phase);
+            p.stage = s.index;
+            load_row_scales(p.row_scale, s.index, row0, row);
+            load_fragments(p.a, s.index, row0, warp, lane);
+            multiply(p.d, p.a, x_stage(s.index) + row0 * kGroup, y_stage(s.index));
+            s.next();
+        };
+        const auto end = [&](Product& p) {
+            pin(p.d);
+            if (!C::swap) release(p.stage, lane);
+            promote(sum, p.d, scale_stage(p.stage), 0, p.row_scale, lane % 4);
+            if (C::swap) release(p.stage, lane);
+        };
+        if (first_k == last_k) return;
+        begin(even);
+        int kb = first_k + 1;
+        for (; kb + 1 < last_k; kb += 2) {
+            begin(odd);
+            wgmma_wait<1>();
+            end(even);
+            begin(even);
+            wgmma_wait<1>();
+            end(odd);
+        }
+        if (kb < last_k) {
+            begin(odd);
+            wgmma_wait<1>();
+            end(even);
+            wgmma_wait<0>();
+            end(odd);
+        } else {
+            wgmma_wait<0>();
+            end(even);
+        }
     }
 
     __device__ __forceinline__ void consume(int group, int warp, int lane) const {
-        const int q = lane % 4;
         const int row[2] = {fragment_row<T::x_mn, T::x_i4>(warp, lane, 0), fragment_row<T::x_mn, T::x_i4>(warp, lane, 1)};
-
-        constexpr int stride = T::halves_k ? 2 : 1;
         Stage s;
-        int turn = T::halves_k ? group : 0; // which of the tile's first stages is this warpgroup's first
-        if (turn) s.next();
         each_tile([&](Tile tile) {
-            Block sum[T::slabs][T::chunks];
-#pragma unroll
-            for (int i = 0; i < T::slabs; ++i)
-#pragma unroll
-                for (int j = 0; j < T::chunks; ++j)
-#pragma unroll
-                    for (int e = 0; e < T::chunk / 2; ++e) sum[i][j][e] = 0;
-
-            for (int kb = first_k + turn; kb < last_k; kb += stride) {
-                barrier_wait(full(s.index), s.phase);
-                const uint32_t x = x_stage(s.index), y = y_stage(s.index), scales = scale_stage(s.index);
-#pragma unroll
-                for (int slab = 0; slab < T::slabs; ++slab) {
-                    const int row0 = T::halves_k ? 0 : (group * T::slabs + slab) * 64;
-                    float row_scale[2] = {0, 0};
-                    if constexpr (!C::swap) {
-                        row_scale[0] = load_shared_float(scales + (row0 + row[0]) * 4);
-                        row_scale[1] = load_shared_float(scales + (row0 + row[1]) * 4);
-                    }
-                    uint32_t a[4][4];
-                    if constexpr (T::x_regs) {
-#pragma unroll
-                        for (int step = 0; step < 4; ++step) load_fragment<T>(a[step], x, row0, warp, lane, step);
-                    }
-#pragma unroll
-                    for (int chunk = 0; chunk < T::chunks; ++chunk) {
-                        Block product;
-                        multiply(product, a, x + row0 * kGroup, y + chunk * T::chunk * kGroup);
-                        const bool last = slab == T::slabs - 1 && chunk == T::chunks - 1;
-                        // The stage is read, but for the scales of a swapped tile.
-                        if (!C::swap && last) release(s.index, lane);
-                        promote(sum[slab][chunk], product, scales, chunk, row_scale, q);
-                        if (C::swap && last) release(s.index, lane);
-                    }
-                }
-                s.next();
-                if (T::halves_k) s.next();
+            Sum sum = {};
+            if constexpr (C::products == 2) {
+                sum_tile_in_turn(sum[0][0], s, group, warp, lane, row);
+            } else {
+                sum_tile(sum, s, group, warp, lane, row);
             }
-            if constexpr (T::halves_k) {
-                turn ^= (last_k - first_k) & 1; // an odd number of stages: the other one is first in the next tile
-                join_halves(sum[0][0], group, warp * 32 + lane);
-            }
-            if (T::can_split && ranks > 1) {
-                write_split(tile, sum, group, warp, lane);
-            } else if (!T::halves_k || group == 0) {
-                write(tile, sum, group, warp, opaque(lane));
-            }
+            finish(tile, sum, group, warp, opaque(lane));
         });
+        if (warp == 0 && lane == 0) store_wait<0>();
     }
 
-    // Add the second warpgroup's sums to the first's.
-    __device__ __forceinline__ void join_halves(Block& sum, int group, int thread) const {
-        const uint32_t at = smem + T::at_partial + thread * 4;
-        if (group == 1) {
-            named_barrier(3, 256); // the last tile's have been read
+    // A tile's sum over this block's k is complete.
+    __device__ __forceinline__ void finish(Tile tile, Sum& sum, int group, int warp, int lane) const {
+        if (C::parts > 1 && parts > 1) {
+            const int thread = group * 128 + warp * 32 + lane;
+            if (part > 0) return send_part(sum, thread);
+            add_parts(sum, thread);
+        }
+        write(tile, sum, group, warp, lane);
+    }
+
+    // ---- split k: the blocks of a cluster send their parts to the first, which adds them in the order of ranks ----
+
+    static constexpr int kConsumers = 128 * T::consumers; // threads
+    // Four sums of a thread of part `from`; thread t's meet thread t's.
+    __device__ __forceinline__ uint32_t part_at(int from, int four, int thread) const {
+        return smem + T::at_parts + (from - 1) * T::part_bytes + (four * kConsumers + thread) * 16;
+    }
+    __device__ __forceinline__ uint32_t parts_ready() const { return smem + T::at_barriers + 3 * T::stages * 8; }
+
+    __device__ __forceinline__ void send_part(const Sum& sum, int thread) const {
+        if (C::multicast == 1) cluster_wait(); // the first block's barrier is ready
+        const float* v = &sum[0][0][0];
 #pragma unroll
-            for (int i = 0; i < T::chunk / 2; ++i) store_shared(at + i * 512, sum[i]);
-            named_barrier(4, 256);
-        } else {
-            named_barrier(3, 256);
-            named_barrier(4, 256);
+        for (int i = 0; i < T::part_fours; ++i)
+            store_remote(part_at(part, i, thread), parts_ready(), rank, make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]));
+    }
+    __device__ __forceinline__ void add_parts(Sum& sum, int thread) const {
+        barrier_wait_cluster(parts_ready(), 0);
+        float* v = &sum[0][0][0];
+        for (int from = 1; from < parts; ++from) {
 #pragma unroll
-            for (int i = 0; i < T::chunk / 2; ++i) sum[i] += load_shared_float(at + i * 512);
+            for (int i = 0; i < T::part_fours; ++i) {
+                const float4 f = load_shared_float4(part_at(from, i, thread));
+                v[4 * i] += f.x, v[4 * i + 1] += f.y, v[4 * i + 2] += f.z, v[4 * i + 3] += f.w;
+            }
         }
     }
 
-    __device__ __forceinline__ void write(Tile tile, const Block (&sum)[T::slabs][T::chunks], int group, int warp,
+    // A warpgroup's part of C, a block at a time: staged in rows of 128 bytes as the copy engine takes them.
+    __device__ __forceinline__ void write(Tile tile, const Sum& sum, int group, int warp,
                                           int lane) const {
         constexpr int height = C::swap ? T::chunk : 64, width = C::swap ? 64 : T::chunk;
         using V = typename Out<C::out>::type;
-        using S = Staging<width, T::out_bytes>;
+        using S = Staging<height, width, T::out_bytes>;
         const S staging{smem + T::at_staging + group * T::staging_bytes};
         const int x[2] = {fragment_row<T::x_mn, T::x_i4>(warp, lane, 0), fragment_row<T::x_mn, T::x_i4>(warp, lane, 1)};
+        const bool first = warp == 0 && lane == 0;
 #pragma unroll
         for (int slab = 0; slab < T::slabs; ++slab) {
 #pragma unroll
             for (int chunk = 0; chunk < T::chunks; ++chunk) {
+                if (first) store_wait<0, true>();
                 named_barrier(1 + group, 128); // the last block has left the staging area
                 stage_block<C, T, C::out>(staging, sum[slab][chunk], 0, 0, x, lane % 4);
+                if (p.store_c) fence_async_proxy();
                 named_barrier(1 + group, 128);
-                const int gx = tile.x * T::tile_x + (T::halves_k ? 0 : group * T::slabs + slab) * 64, gy = tile.y * T::tile_y + chunk * T::chunk;
+                const int gx = tile.x * T::tile_x + (group * T::slabs + slab) * 64, gy = tile.y * T::tile_y + chunk * T::chunk;
                 const int m0 = C::swap ? gy : gx, n0 = C::swap ? gx : gy;
-#pragma unroll 4
-                for (int i = warp * 32 + lane; i < height * S::pieces; i += 128) {
-                    const int row = i / S::pieces, piece = i % S::pieces;
-                    const int m = m0 + row, n = n0 + piece * S::per_piece;
-                    if (m >= p.m || n >= p.n) continue;
-                    V* c = static_cast<V*>(p.c) + m * p.ldc + n;
-                    if (p.vector_c && n + S::per_piece <= p.n) {
-                        *reinterpret_cast<uint4*>(c) = load_shared_16(staging.piece(row, piece));
-                    } else {
-#pragma unroll 1
-                        for (int e = 0; e < S::per_piece && n + e < p.n; ++e)
-                            load_shared(staging.piece(row, piece) + e * T::out_bytes, c[e]);
+                if (p.store_c) {
+                    if (first) {
+#pragma unroll
+                        for (int box = 0; box < S::boxes; ++box)
+                            tma_store(map_c, staging.base + box * S::box_bytes, (n0 + box * S::box_columns) * T::out_bytes, m0);
+                        store_commit();
                     }
+                    continue;
                 }
-            }
-        }
-    }
-
-    // Each block of the cluster adds up and stores its share of the tile. One tile a cluster: the ring is drained.
-    __device__ __forceinline__ void write_split(Tile tile, const Block (&sum)[T::slabs][T::chunks], int group, int warp,
-                                                int lane) const {
-        using S = Staging<C::tile_n, 4>;
-        const S part{smem};
-        const int x[2] = {fragment_row<T::x_mn, T::x_i4>(warp, lane, 0), fragment_row<T::x_mn, T::x_i4>(warp, lane, 1)};
-        named_barrier(5, 256); // both warpgroups are past their last read of the ring
-#pragma unroll
-        for (int slab = 0; slab < T::slabs; ++slab) {
-#pragma unroll
-            for (int chunk = 0; chunk < T::chunks; ++chunk) {
-                if (T::halves_k && group == 1) break;
-                const int x0 = T::halves_k ? 0 : (group * T::slabs + slab) * 64, y0 = chunk * T::chunk;
-                stage_block<C, T, Elem::f32>(part, sum[slab][chunk], C::swap ? y0 : x0, C::swap ? x0 : y0, x, lane % 4);
-            }
-        }
-        cluster_sync();
-        const int m0 = (C::swap ? tile.y : tile.x) * C::tile_m, n0 = (C::swap ? tile.x : tile.y) * C::tile_n;
-        using O = Out<C::out>;
-        for (int i = (rank * 2 + group) * 128 + warp * 32 + lane; i < C::tile_m * S::pieces; i += ranks * 256) {
-            const int row = i / S::pieces, piece = i % S::pieces;
-            const int m = m0 + row, n = n0 + piece * 4;
-            if (m >= p.m) break;
-            if (n >= p.n) continue;
-            float4 v = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-            for (int r = 0; r < ranks; ++r) {
-                const float4 f = load_remote(part.piece(row, piece), r);
-                v.x += f.x, v.y += f.y, v.z += f.z, v.w += f.w;
-            }
-            auto* c = static_cast<typename O::type*>(p.c) + m * p.ldc + n;
-            if (p.vector_c && n + 4 <= p.n) {
-                const auto low = O::two(v.x, v.y), high = O::two(v.z, v.w);
-                struct alignas(4 * T::out_bytes) Four {
-                    std::remove_const_t<decltype(low)> a, b;
-                };
-                *reinterpret_cast<Four*>(c) = {low, high};
-            } else {
-                c[0] = O::one(v.x);
-                if (n + 1 < p.n) c[1] = O::one(v.y);
-                if (n + 2 < p.n) c[2] = O::one(v.z);
-                if (n + 3 < p.n) c[3] = O::one(v.w);
+#pragma unroll 1
+                for (int i = warp * 32 + lane; i < height * width; i += 128) {
+                    const int row = i / width, column = i % width;
+                    if (m0 + row >= p.m || n0 + column >= p.n) continue;
+                    V v;
+                    load_shared(staging.at(row, column), v);
+                    static_cast<V*>(p.c)[(m0 + row) * p.ldc + n0 + column] = v;
+                }
             }
         }
     }
 };
 
 template <class C>
-__device__ __forceinline__ void gemm(const TensorMap& map_x, const TensorMap& map_y, const Params& p) {
+__device__ __forceinline__ void gemm(const TensorMap& map_x, const TensorMap& map_y, const TensorMap& map_c,
+                                     const Params& p) {
     using G = Gemm<C>;
     using T = Traits<C>;
     extern __shared__ __align__(1024) uint8_t dynamic_smem[];
     const uint32_t smem = smem_address(dynamic_smem);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const int rank = cluster_rank(), ranks = cluster_size();
-    const bool split = C::multicast == 1 && ranks > 1;
-    const int parts = split ? ranks : 1, part = split ? rank : 0;
-    const G g{p, &map_x, &map_y, smem, rank, ranks, int(int64_t(p.k_blocks) * part / parts),
+    const int ranks = cluster_size(), parts = ranks / C::multicast;
+    const int rank = cluster_rank() % C::multicast, part = cluster_rank() / C::multicast;
+    const G g{p, &map_x, &map_y, &map_c, smem, ranks, rank, part, parts, int(int64_t(p.k_blocks) * part / parts),
               int(int64_t(p.k_blocks) * (part + 1) / parts)};
 
     if (threadIdx.x == 0) {
         if (smem % 1024) __trap();
         for (int s = 0; s < T::stages; ++s) {
-            barrier_init(g.full(s), 2 + (G::kFills ? 2 : 0));
+            barrier_init(g.full(s), 2 + (T::fills ? 2 : 0));
             barrier_init(g.empty(s), G::kConsumerWarps * C::multicast);
             if (T::y_raw) barrier_init(g.raw_full(s), 1);
+        }
+        if (parts > 1 && part == 0) {
+            barrier_init(g.parts_ready(), 1);
+            barrier_arrive_expect(g.parts_ready(), (parts - 1) * T::part_bytes);
         }
         barrier_init_fence();
         if (T::x_fill == Fill::tma) tma_prefetch(&map_x);
         if (T::y_fill != Fill::scalar) tma_prefetch(&map_y);
+        if (p.store_c) tma_prefetch(&map_c);
     }
+    g.fetch_early(threadIdx.x);
     __syncthreads();
-    if (C::multicast > 1) cluster_sync(); // the neighbour's barriers are ready
+    if (ranks > 1) cluster_arrive(); // this block's barriers are ready
+    if (C::multicast > 1) cluster_wait();
     grid_wait();
 
     if (warp < 4) {
-        registers_give<T::producer_regs>();
+        if (T::hands_over) registers_give<T::producer_regs>();
         if (warp == 0) {
             if (lane == 0) g.load_tiles();
+            __syncwarp(); // the first thread to say so releases the grid
             grid_release(); // all loads are under way: what the next grid does first may overlap with the rest
         } else if (warp == 1) {
             g.load_scales(lane);
-        } else if constexpr (G::kFills) {
+        } else if constexpr (T::fills) {
             g.fill_tiles(threadIdx.x - 64);
         }
         __syncwarp();
-        if (split) cluster_sync(); // beside the consumers' in write_split()
     } else {
-        registers_take<T::consumer_regs>();
+        if (T::hands_over) registers_take<T::consumer_regs>();
         g.consume(warp / 4 - 1, warp % 4, lane);
     }
-    if (ranks > 1) cluster_sync(); // a neighbour may still read this block's memory or arrive on its barriers
+    if (C::multicast > 1) { // a neighbour may still write to this block's memory or arrive on its barriers
+        cluster_arrive();
+        cluster_wait();
+    }
 }
 
 } // namespace gemmill
 
 #define GEMMILL_ENTRY(name, Config)                                                                               \
-    extern "C" __global__ void __launch_bounds__(gemmill::kThreads, Config::blocks_per_sm)                           \
+    extern "C" __global__ void __launch_bounds__(gemmill::Traits<Config>::threads, Config::blocks_per_sm)            \
         name(const __grid_constant__ gemmill::TensorMap map_x, const __grid_constant__ gemmill::TensorMap map_y,    \
-             const __grid_constant__ gemmill::Params p) {                                                         \
-        gemmill::gemm<Config>(map_x, map_y, p);                                                                   \
+             const __grid_constant__ gemmill::TensorMap map_c, const __grid_constant__ gemmill::Params p) {       \
+        gemmill::gemm<Config>(map_x, map_y, map_c, p);                                                            \
     }
 #define GEMMILL_KERNEL(Config)             \
     GEMMILL_ENTRY(gemmill_fast, Config)    \

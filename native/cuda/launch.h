@@ -37,15 +37,34 @@ inline int encode(CUtensorMap& map, const View& v) {
 /* Blocks that share a tile's sum over k: as many as fill the device, while each has a few stages to sum. */
 template <typename C>
 int split_k(int64_t tiles, int64_t k_blocks, int multiprocessors) {
-    if (!Traits<C>::can_split) return 1;
     int split = 1;
-    while (split < 8 && tiles * split * 2 <= multiprocessors && k_blocks >= split * 4) split *= 2;
+    while (split * 2 <= C::parts && tiles * split * 2 <= multiprocessors && k_blocks >= split * 8) split *= 2;
     return split;
 }
 
+/* What each block asks for before the grid in front of it has ended: of the weights no more than L2 holds beside what that
+   grid still reads. */
 template <typename C>
-int launch_as(CUkernel kernel, const Device& device, Params& p, const CUtensorMap& map_x, const CUtensorMap& map_y,
-              CUstream stream) {
+Early fetch_early(const Params& p, int64_t blocks, int split) {
+    using T = Traits<C>;
+    Early early = {};
+    if (!C::swap || C::scalar) return early;
+    early.stages = static_cast<int>(min_of(kEarlyBytes / T::x_bytes / blocks, ceil_div(p.k_blocks, split)));
+    const auto share = [&](int64_t rows, int64_t row_bytes, int& lines, int& per_row) {
+        const int64_t n = ceil_div(row_bytes, 128);
+        if (rows * n > blocks * T::threads) return;
+        lines = static_cast<int>(rows * n), per_row = static_cast<int>(n);
+    };
+    const int64_t groups = p.k_blocks;
+    share(T::y_mn ? p.k : p.m, (T::y_mn ? p.m : p.k) / (T::y_i4 ? 2 : 1), early.y_lines, early.y_per_row);
+    share(C::preshuffle ? ceil_div(groups, C::preshuffle) : C::aq_col ? groups : p.m,
+          T::aq_bytes * (C::preshuffle ? int64_t(p.m) * C::preshuffle : C::aq_col ? p.m : groups), early.aq_lines,
+          early.aq_per_row);
+    return early;
+}
+
+template <typename C>
+int launch_as(CUkernel kernel, const Device& device, Params& p, CUtensorMap (&maps)[3], CUstream stream) {
     using T = Traits<C>;
     const int64_t tiles_x = ceil_div(C::swap ? p.n : p.m, T::tile_x), tiles_y = ceil_div(C::swap ? p.m : p.n, T::tile_y);
     const int64_t units = ceil_div(tiles_x, C::multicast) * tiles_y;
@@ -53,10 +72,17 @@ int launch_as(CUkernel kernel, const Device& device, Params& p, const CUtensorMa
         return (Message() << "M x N = " << p.m << " x " << p.n << ": more tiles than this kernel counts").unsupported();
     }
     p.tiles_x = static_cast<int>(tiles_x), p.tiles_y = static_cast<int>(tiles_y);
-    const int split = split_k<C>(units, p.k_blocks, device.multiprocessors);
-    const int cluster = split > 1 ? split : C::multicast;
+    const int split = split_k<C>(units * C::multicast, p.k_blocks, device.multiprocessors);
+    const int cluster = split * C::multicast;
     const int64_t resident = device.multiprocessors * C::blocks_per_sm / cluster;
     const int64_t clusters = split > 1 || units < resident ? units : resident;
+    p.early = fetch_early<C>(p, clusters * cluster, split);
+    const View c = {p.c, int64_t(p.n) * T::out_bytes, p.m, p.ldc * T::out_bytes, 128, C::swap ? T::chunk : 64, 128};
+    p.store_c = tma_can_read(c);
+    if (p.store_c) {
+        const int code = encode(maps[2], c);
+        if (code) return code;
+    }
 
     CUlaunchAttribute attributes[2] = {};
     attributes[0].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
@@ -65,12 +91,12 @@ int launch_as(CUkernel kernel, const Device& device, Params& p, const CUtensorMa
     attributes[1].value.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
     CUlaunchConfig config = {};
     config.gridDimX = static_cast<unsigned>(clusters * cluster), config.gridDimY = config.gridDimZ = 1;
-    config.blockDimX = kThreads, config.blockDimY = config.blockDimZ = 1;
+    config.blockDimX = T::threads, config.blockDimY = config.blockDimZ = 1;
     config.sharedMemBytes = T::smem_bytes;
     config.hStream = stream;
     config.attrs = attributes;
     config.numAttrs = cluster > 1 ? 2 : 1;
-    void* arguments[] = {const_cast<CUtensorMap*>(&map_x), const_cast<CUtensorMap*>(&map_y), &p};
+    void* arguments[] = {&maps[0], &maps[1], &maps[2], &p};
     GEMMILL_TRY(cuLaunchKernelEx, &config, reinterpret_cast<CUfunction>(kernel), arguments, nullptr);
     return GEMMILL_OK;
 }
@@ -88,7 +114,6 @@ int launch(const Device& device, const Problem& q, CUstream stream) {
     p.ldx = C::swap ? q.ldb : q.lda, p.ldy = C::swap ? q.lda : q.ldb, p.ldaq = q.ldaq, p.ldc = q.ldc;
     p.m = static_cast<int>(q.m), p.n = static_cast<int>(q.n), p.k = static_cast<int>(q.k);
     p.k_blocks = static_cast<int>(ceil_div(q.k, kGroup));
-    p.vector_c = reinterpret_cast<uintptr_t>(q.c) % 16 == 0 && q.ldc * T::out_bytes % 16 == 0;
     const int scale_bytes = bytes_of(C::aq);
     p.vector_aq = reinterpret_cast<uintptr_t>(q.aq) % static_cast<uintptr_t>(4 * scale_bytes) == 0 && q.ldaq % 4 == 0;
 
@@ -102,11 +127,12 @@ int launch(const Device& device, const Problem& q, CUstream stream) {
     if (T::y_raw && !T::y_mn) y = {p.y, ceil_div(q.k, y_per_byte), rows_y, p.ldy / y_per_byte, T::y_line_bytes, T::tile_y, 0};
     const bool fast = q.k > 0 && tma_can_read(x) && tma_can_read(y) && p.ldx % per_byte == 0 && p.ldy % y_per_byte == 0;
 
-    CUtensorMap map_x = {}, map_y = {};
-    if (!fast) return launch_as<Scalar<C>>(device.scalar, device, p, map_x, map_y, stream);
-    int code = encode(map_x, x);
-    if (!code) code = encode(map_y, y);
-    return code ? code : launch_as<C>(device.fast, device, p, map_x, map_y, stream);
+    CUtensorMap maps[3] = {};
+    int code = GEMMILL_OK;
+    if (!fast) return launch_as<Scalar<C>>(device.scalar, device, p, maps, stream);
+    code = encode(maps[0], x);
+    if (!code) code = encode(maps[1], y);
+    return code ? code : launch_as<C>(device.fast, device, p, maps, stream);
 }
 
 }  // namespace gemmill

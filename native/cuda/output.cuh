@@ -34,16 +34,19 @@ struct Out<Elem::f32> {
     static __device__ __forceinline__ float2 two(float a, float b) { return make_float2(a, b); }
 };
 
-// A block of `columns` columns in shared memory; 16-byte pieces are exclusive-ored with the row, against bank conflicts.
-template <int columns, int element>
+// A block in shared memory, in boxes of 128 bytes of each row; of a row's eight 16-byte pieces each is where the copy
+// engine's 128-byte swizzle has it, which also keeps writers off each other's banks.
+template <int rows, int columns, int element>
 struct Staging {
-    static constexpr int pieces = columns * element / 16;
     static constexpr int per_piece = 16 / element;
-    static constexpr int mask = (pieces & -pieces) > 8 ? 7 : (pieces & -pieces) - 1; // keeps a piece in its row
+    static constexpr int box_columns = 128 / element;
+    static constexpr int boxes = columns / box_columns;
+    static constexpr int box_bytes = rows * 128;
+    static_assert(columns % box_columns == 0, "whole boxes");
     uint32_t base;
 
     __device__ __forceinline__ uint32_t piece(int row, int i) const {
-        return base + row * (columns * element) + ((i ^ (row & mask)) * 16);
+        return base + i / 8 * box_bytes + row * 128 + ((i ^ row) & 7) * 16;
     }
     __device__ __forceinline__ uint32_t at(int row, int column) const {
         return piece(row, column / per_piece) + column % per_piece * element;
@@ -51,8 +54,8 @@ struct Staging {
 };
 
 // One 64 x chunk block of accumulators (rows x, columns y), as values of type `out`.
-template <class C, class T, Elem out, int columns>
-__device__ __forceinline__ void stage_block(const Staging<columns, bytes_of(out)>& s, const float (&d)[T::chunk / 2], int row0,
+template <class C, class T, Elem out, int rows, int columns>
+__device__ __forceinline__ void stage_block(const Staging<rows, columns, bytes_of(out)>& s, const float (&d)[T::chunk / 2], int row0,
                                             int column0, const int (&x)[2], int q) {
     using O = Out<out>;
 #pragma unroll

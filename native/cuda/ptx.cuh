@@ -38,6 +38,17 @@ __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
         "}\n" ::"r"(bar), "r"(parity) : "memory");
 }
 
+// For what other blocks of the cluster did.
+__device__ __forceinline__ void barrier_wait_cluster(uint32_t bar, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(bar), "r"(parity) : "memory");
+}
+
 // ---- copy engine ----
 
 __device__ __forceinline__ void tma_prefetch(const TensorMap* map) {
@@ -55,6 +66,20 @@ __device__ __forceinline__ void tma_load_multicast(uint32_t dst, const TensorMap
         " [%0], [%1, {%3, %4}], [%2], %5;"
         ::"r"(dst), "l"(map), "r"(bar), "r"(inner), "r"(outer), "h"(ranks) : "memory");
 }
+__device__ __forceinline__ void tma_store(const TensorMap* map, uint32_t src, int inner, int outer) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+                 ::"l"(map), "r"(src), "r"(inner), "r"(outer) : "memory");
+}
+__device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Of this thread's stores; `read`: their source may be written again.
+template <int pending, bool read = false>
+__device__ __forceinline__ void store_wait() {
+    if constexpr (read) {
+        asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+    } else {
+        asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+    }
+}
 // Make ordinary shared-memory writes visible to wgmma and the copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -70,18 +95,17 @@ __device__ __forceinline__ uint32_t cluster_size() {
     asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(r));
     return r;
 }
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-__device__ __forceinline__ float4 load_remote(uint32_t address, uint32_t rank) {
-    float4 v;
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+// 16 bytes to the same address in block `rank`, counted by its barrier.
+__device__ __forceinline__ void store_remote(uint32_t address, uint32_t bar, uint32_t rank, float4 v) {
     asm volatile(
         "{\n"
-        ".reg .b32 remote;\n"
-        "mapa.shared::cluster.u32 remote, %4, %5;\n"
-        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n"
-        "}\n" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address), "r"(rank) : "memory");
-    return v;
+        ".reg .b32 there, counter;\n"
+        "mapa.shared::cluster.u32 there, %0, %2;\n"
+        "mapa.shared::cluster.u32 counter, %1, %2;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [counter];\n"
+        "}\n" ::"r"(address), "r"(bar), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 // Programmatic dependent launch: the next grid may start its prologue; this one waits for the one before it.
 __device__ __forceinline__ void grid_release() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
@@ -96,6 +120,44 @@ __device__ __forceinline__ void registers_take() { asm volatile("setmaxnreg.inc.
 
 __device__ __forceinline__ void named_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---- global memory ----
+
+__device__ __forceinline__ void fetch_global(const uint8_t* p) { // into L2
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
+}
+
+// Not by the read-only path: this grid may start before the one that writes the operand has ended.
+__device__ __forceinline__ float load_global(const float* p) {
+    float v;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ float2 load_global(const float2* p) {
+    float2 v;
+    asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ float4 load_global(const float4* p) {
+    float4 v;
+    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ uint8_t load_global(const uint8_t* p) {
+    uint32_t v;
+    asm volatile("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ uint16_t load_global(const uint16_t* p) {
+    uint16_t v;
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ uint32_t load_global(const uint32_t* p) {
+    uint32_t v;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
 }
 
 // ---- shared memory ----
@@ -147,6 +209,11 @@ __device__ __forceinline__ void load_shared(uint32_t address, float& v) {
 __device__ __forceinline__ float load_shared_float(uint32_t address) {
     float v;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+    return v;
+}
+__device__ __forceinline__ float4 load_shared_float4(uint32_t address) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
     return v;
 }
 __device__ __forceinline__ float2 load_shared_float2(uint32_t address) {

@@ -17,8 +17,8 @@ constexpr int bytes_of(Elem e) { return e == Elem::f32 ? 4 : e == Elem::f16 || e
 constexpr int kGroup = 128;            // k per scale; also k per pipeline stage
 constexpr int kSmemMax = 227 * 1024;   // what one block can have on sm_90
 constexpr int kSmemSm = 228 * 1024;    // what one multiprocessor has; each block reserves 1 KiB of it
-constexpr int kWarpgroups = 3;         // one producer, two consumers
-constexpr int kThreads = kWarpgroups * 128;
+constexpr int64_t kEarlyBytes = 4 << 20; // of weights that come into L2 ahead of their grid; measured
+constexpr int kRegisters = 512;         // a thread, were there one warpgroup on a multiprocessor
 
 // Same size and alignment as CUtensorMap, which device code does not need to know.
 struct alignas(64) TensorMap {
@@ -32,6 +32,13 @@ enum class Fill {
     scalar,  // by two warps, an element a load: any alignment, any stride
 };
 
+// What a grid brings into L2 before the one in front of it has ended.
+struct Early {
+    int stages;              // of X, each block for its tile
+    int y_lines, y_per_row;  // lines of 128 bytes of Y that the grid's threads share, one each; 0: too many
+    int aq_lines, aq_per_row;
+};
+
 struct Params {
     const uint8_t* x;
     const uint8_t* y;
@@ -40,7 +47,8 @@ struct Params {
     int64_t ldx, ldy, ldaq, ldc; // elements
     int m, n, k;
     int tiles_x, tiles_y, k_blocks;
-    int vector_c;  // rows of C start on 16-byte boundaries
+    Early early;
+    int store_c;   // rows of C start on 16-byte boundaries: the copy engine can write them
     int vector_aq; // four scales of a row can be loaded at once, from a group that is a multiple of 4
 };
 
@@ -50,7 +58,9 @@ struct Scalar : C {
     static constexpr bool scalar = true;
     static constexpr int tile_m = C::swap && C::tile_m > 64 ? 64 : !C::swap && C::tile_m > 128 ? 128 : C::tile_m;
     static constexpr int tile_n = !C::swap && C::tile_n > 64 ? 64 : C::swap && C::tile_n > 128 ? 128 : C::tile_n;
-    static constexpr int multicast = 1;
+    static constexpr int multicast = 1, parts = 1;
+    static constexpr int blocks_per_sm = C::blocks_per_sm > 2 ? 2 : C::blocks_per_sm;
+    static constexpr int products = 1;
 };
 
 template <class C>
@@ -66,12 +76,14 @@ struct Traits {
 
     static constexpr int tile_x = C::swap ? C::tile_n : C::tile_m;
     static constexpr int tile_y = C::swap ? C::tile_m : C::tile_n;
-    // The two consumer warpgroups share the rows of X, or, where there are only 64, take turns along k.
-    static constexpr bool halves_k = tile_x == 64;
-    static constexpr int slabs = halves_k ? 1 : tile_x / 128;  // 64-row slabs a consumer warpgroup owns
-    static constexpr int chunk = tile_y < 128 ? tile_y : 128;  // columns of one wgmma
+    // One producer warpgroup, and consumers that share the rows of X.
+    static constexpr int consumers = tile_x == 64 ? 1 : 2;
+    static constexpr int threads = (1 + consumers) * 128;
+    static constexpr int slabs = tile_x / (64 * consumers);    // 64-row slabs a consumer warpgroup owns
+    static constexpr int chunk = tile_y % 128 ? tile_y : 128;  // columns of one wgmma
     static constexpr int chunks = tile_y / chunk;
-    static_assert((halves_k || tile_x % 128 == 0) && (!halves_k || chunks == 1) && tile_y % chunk == 0 && chunk % 16 == 0, "no such tile");
+    static_assert(tile_x % (64 * consumers) == 0 && tile_y % chunk == 0 && chunk % 16 == 0, "no such tile");
+    static_assert(C::products == 1 || (C::products == 2 && slabs * chunks == 1), "registers for one product at a time");
     static_assert(C::multicast == 1 || C::multicast == 2, "clusters of one or two share Y");
     static_assert(!(C::swap && x_i4), "int4 is an A operand");
 
@@ -90,40 +102,42 @@ struct Traits {
     static constexpr int raw_bytes = y_raw ? y_line_bytes * y_lines : 0;
     static_assert(!y_raw || (C::multicast == 1 && y_line_bytes <= 256), "no such conversion");
     static constexpr int scale_bytes = (C::tile_m * 4 + 127) / 128 * 128;
-    static constexpr int out_bytes = bytes_of(C::out);
+    static constexpr int out_bytes = bytes_of(C::out), aq_bytes = bytes_of(C::aq);
     static constexpr int staging_bytes = 64 * chunk * out_bytes;              // one consumer warpgroup's part of C
-    static constexpr int barrier_bytes = 384;
+    static constexpr int barrier_bytes = 512;
 
     static constexpr int budget = C::blocks_per_sm == 1 ? kSmemMax : kSmemSm / C::blocks_per_sm - 1024;
-    static constexpr int partial_bytes = halves_k ? 64 * chunk * 4 : 0;       // the second warpgroup's sums
-    static constexpr int fixed_bytes = (halves_k ? 1 : 2) * staging_bytes + partial_bytes + barrier_bytes;
+    // Parts of a tile whose k is split, float32, go to the block that adds them.
+    static constexpr int part_bytes = C::tile_m * C::tile_n * 4;
+    static constexpr int part_fours = slabs * chunks * chunk / 8; // of a thread
+    static constexpr int parts_bytes = (C::parts - 1) * part_bytes;
+    static constexpr int fixed_bytes = consumers * staging_bytes + parts_bytes + barrier_bytes;
     static constexpr int stage_bytes = x_bytes + y_bytes + raw_bytes + scale_bytes;
     static constexpr int fit = (budget - fixed_bytes) / stage_bytes;
-    // Where the consumers take turns along k the number is even, so that a stage is always the same one's: a wait for
-    // a phase must not begin before the phase in front of it is over.
-    static constexpr int most = fit > 12 ? 12 : fit;
-    static constexpr int stages = halves_k ? most / 2 * 2 : most;
+    static constexpr int stages = fit > 16 ? 16 : fit;
     static_assert(stages >= 2, "tile too large for shared memory");
 
     // Offsets into dynamic shared memory, which starts on a 1024-byte boundary.
     static constexpr int at_x = 0;
     static constexpr int at_y = at_x + stages * x_bytes;
     static constexpr int at_raw = at_y + stages * y_bytes;
-    static constexpr int at_scale = at_raw + stages * raw_bytes;
-    static constexpr int at_staging = at_scale + stages * scale_bytes;
-    static constexpr int at_partial = at_staging + (halves_k ? 1 : 2) * staging_bytes;
-    static constexpr int at_barriers = at_partial + partial_bytes;
+    static constexpr int at_staging = at_raw + stages * raw_bytes;
+    static constexpr int at_scale = at_staging + consumers * staging_bytes;
+    static constexpr int at_parts = at_scale + stages * scale_bytes;
+    static constexpr int at_barriers = at_parts + parts_bytes;
     static constexpr int smem_bytes = at_barriers + barrier_bytes;
-    static_assert(x_bytes % 1024 == 0 && y_bytes % 1024 == 0, "swizzled tiles start on 1024-byte boundaries");
+    static_assert(x_bytes % 1024 == 0 && y_bytes % 1024 == 0 && at_staging % 1024 == 0 && staging_bytes % 1024 == 0,
+                  "swizzled tiles start on 1024-byte boundaries");
 
-    // Registers a thread after the producers hand theirs over. The three warpgroups share what the block starts with,
-    // 3 * 80 (two blocks a multiprocessor) or 3 * 168; asking for more waits forever.
-    static constexpr bool big = slabs * tile_y > 128;
-    static constexpr int producer_regs = C::blocks_per_sm > 1 ? 64 : !big ? 88 : x_regs ? 40 : 56;
-    static constexpr int consumer_regs = ((C::blocks_per_sm > 1 ? 240 : 504) - producer_regs) / 2;
-
-    // A split-K partial tile, float32, lies over the drained pipeline.
-    static constexpr bool can_split = C::multicast == 1 && C::tile_m * C::tile_n * 4 <= at_scale;
+    // Registers a thread after the producers hand theirs over. The warpgroups share what the block starts with; asking
+    // for more waits forever.
+    static constexpr int first_regs = kRegisters / C::blocks_per_sm / (1 + consumers) / 8 * 8;
+    static constexpr bool big = slabs * (tile_y + chunk * (C::products - 1)) > 128;
+    static constexpr bool fills = x_fill != Fill::tma || y_fill != Fill::tma;
+    static constexpr int producer_regs = first_regs < 88 || consumers == 1 ? (first_regs > 64 ? 64 : first_regs) : !big ? 88 : fills ? 56 : x_regs ? 40 : 56;
+    static constexpr int most_regs = ((1 + consumers) * first_regs - producer_regs) / consumers / 8 * 8;
+    static constexpr int consumer_regs = most_regs > 240 ? 240 : most_regs;
+    static constexpr bool hands_over = consumer_regs > first_regs;
 };
 
 } // namespace gemmill
