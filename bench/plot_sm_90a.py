@@ -49,7 +49,8 @@ def roofline(report: Report, axes: Any) -> int:
     axes.set(xscale="log", yscale="log", xlim=(1, 1e4), ylim=(1, 4e3))
     axes.set(xlabel="operations a byte that must move", ylabel="TFLOP/s")
     axes.grid(True, which="both", alpha=0.2)
-    axes.legend(fontsize=8, loc="lower right")
+    if drawn:
+        axes.legend(fontsize=8, loc="lower right")
     return drawn
 
 
