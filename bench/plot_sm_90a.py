@@ -34,7 +34,8 @@ def roofline(report: Report, axes: Any) -> int:
         if rows:
             x = [row.case.flops / row.case.bytes for row in rows]
             y = [row.case.flops / (row.us or 1) / 1e6 for row in rows]
-            axes.scatter(x, y, marker=marker, label=f"{OURS}, {label}", zorder=3)
+            size = 70 if label == "fp8 rcr" else 20  # where points coincide all are seen
+            axes.scatter(x, y, size, marker=marker, label=f"{OURS}, {label}", zorder=3)
             drawn += len(rows)
             if label == "fp8 rcr":
                 for row, at in zip(rows, zip(x, y, strict=True), strict=True):

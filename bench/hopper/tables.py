@@ -87,7 +87,7 @@ def failures(report: Report) -> str:
     count: dict[tuple[str, str], list[str]] = {}
     for row in report.rows:
         if row.error:
-            count.setdefault((row.kernel or row.peer or "", row.error.splitlines()[0]), []).append(row.case.label)
+            count.setdefault((row.kernel or row.peer or "", row.error.splitlines()[0][:300]), []).append(row.case.label)
     lines = [f"- {who}, {len(labels)} cases ({labels[0]} first): {text}" for (who, text), labels in count.items()]
     if report.skipped:
         lines.append(f"- no time was left for {len(report.skipped)} cases, from {report.skipped[0]} on")
