@@ -191,8 +191,10 @@ def unpack(path: Path, folder: Path, told: Told = lambda label, size: None) -> P
         try:
             members = _extract(path, staging)
             kernels = _verify(path, Cache(staging), members, told)
-            staging.chmod(0o755)
-            sync_directory(staging)
+            for place in (staging, *staging.rglob("*/")):
+                if place.is_dir():  # before Python 3.11 the pattern gives files, too
+                    place.chmod(0o755)
+                    sync_directory(place)
             staging.rename(folder)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
