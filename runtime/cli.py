@@ -18,7 +18,7 @@ from gemmill.cache import NATIVE, Cache, CacheObject, object_path
 from gemmill.carry import add_commands
 from gemmill.device import cpu_model, gpu_drivers, why_arch_not_here
 from gemmill.errors import ArgumentError, CorruptObject, GemmillError, KernelNotFound
-from gemmill.explain import explain_difference, explain_key
+from gemmill.explain import explain_difference, explain_key, resource_lines
 from gemmill.loader import Candidate, examine
 from gemmill.results import write_results
 from gemmill.search import Place, SearchPath
@@ -182,7 +182,11 @@ def _show(options: argparse.Namespace) -> int:
         print(f"  {name:10} {'x'.join(map(str, value)) if isinstance(value, list) else value}")
     build = manifest.get("build")
     for name, value in build.items() if isinstance(build, dict) else ():
+        if name == "resources":
+            continue
         print(f"  {name:10} {' '.join(map(str, value)) if isinstance(value, list) else value}")
+    for line in resource_lines(manifest):
+        print(f"  takes      {line}")
     print(f"  selftest   {obj.outcome}")
     for name in ("reason", "device", "date", "seconds", "time_ms", "time_shape"):
         value = (selftest or {}).get(name)

@@ -7,13 +7,16 @@ import importlib.util
 import os
 import re
 import shutil
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemmill.cache import LIBRARY
 from gemmill.errors import GemmillError, UnsupportedError
 
 from kernels.config import KernelConfig
+from kernels.elf import read_section
 from kernels.toolchain import Probe, Toolchain, ask, recall
 from kernels.toolchain import find_toolchain as find_cxx
 
@@ -48,9 +51,14 @@ _INSTALL = (
 _PROGRAMS = ("bin/nvcc", "bin/ptxas", "bin/cudafe++", "nvvm/bin/cicc")
 _HEADERS = ("cuda.h", "cuda_runtime.h", "cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.hpp", "cuda_fp8.h", "cuda_fp8.hpp")
 
+# The section of a library that says what its launches take, and which entries these are.
+_LAUNCHES = ".gemmill.launch"
+_ENTRIES = ("gemmill_fast", "gemmill_scalar")
+
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for '\w+'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
+_STATIC = re.compile(r"(\d+) bytes smem")
 _REPORT = re.compile(r"ptxas info    : (?!\(C)|    \d+ bytes stack frame")
 
 
@@ -167,7 +175,10 @@ def commands(
 
 
 def resources(config: KernelConfig, output: str, work: Path) -> tuple[dict[str, Any], str]:
-    """Return registers and stack of each entry, as ptxas reports them, and the rest of the output.
+    """Return what each entry takes, and the rest of the output.
+
+    Registers, stack, spills and static shared memory as ptxas reports them; threads and dynamic shared memory of a
+    launch as the library records them.
 
     Raises
     ------
@@ -184,10 +195,23 @@ def resources(config: KernelConfig, output: str, work: Path) -> tuple[dict[str, 
             found[name].update(stack=int(spills[1]), spill_stores=int(spills[2]), spill_loads=int(spills[3]))
         elif name and (used := _USED.search(line)):
             found[name]["registers"] = int(used[1])
+            static = _STATIC.search(line)
+            found[name]["static_shared_memory"] = int(static[1]) if static else 0
     for name, entry in found.items():
         if entry.get("spill_stores") or entry.get("spill_loads"):
             raise GemmillError(f"{config.id}: {name} spills registers ({entry['spill_stores']} bytes stored): {entry}")
+    for name, launch in _launches(work / LIBRARY).items():
+        found.setdefault(name, {}).update(launch)
     return found, "\n".join(line for line in output.splitlines() if not _REPORT.match(line))
+
+
+def _launches(library: Path) -> dict[str, dict[str, int]]:
+    """Return threads and dynamic shared memory of each entry, out of the section that native/cuda/host_abi.h writes."""
+    rows = struct.iter_unpack("=II", read_section(library, _LAUNCHES))
+    return {
+        name: {"threads": threads, "dynamic_shared_memory": size}
+        for name, (threads, size) in zip(_ENTRIES, rows, strict=True)
+    }
 
 
 def _include(nvcc: Path) -> Path:
