@@ -43,9 +43,19 @@ _LIBRARIES = ("-ldl",)
 _RUNTIME_FLAGS = {"gcc": ("-static-libgcc",), "clang": ("-nostdlib++",), "zig": ("-nostdlib++",)}
 
 _INSTALL = (
-    "install the CUDA toolkit, 12.3 or newer, and set CUDA_HOME or PATH, or `pip install 'gemmill[cuda]'` "
-    "(nvidia-cuda-nvcc and the headers that it needs)"
+    "install the CUDA toolkit, 12.3 or newer, and set CUDA_HOME or PATH, or, in a clone, "
+    "`.venv/bin/pip install -e '.[cuda]'` (nvidia-cuda-nvcc and nvidia-cuda-cccl, 13 or newer)"
 )
+
+# What a toolkit out of PyPI packages must have beside nvcc, and which package brings it: pip can leave any of them out.
+_PACKAGED = {
+    "bin/ptxas": "nvidia-cuda-nvcc",
+    "nvvm/bin/cicc": "nvidia-nvvm",
+    "include/crt/host_config.h": "nvidia-cuda-crt",
+    "include/cuda_runtime.h": "nvidia-cuda-runtime",
+    "include/cuda.h": "nvidia-cuda-runtime",
+    "include/nv/target": "nvidia-cuda-cccl",
+}
 
 # Programs and headers of the toolkit that decide what device code comes out.
 _PROGRAMS = ("bin/nvcc", "bin/ptxas", "bin/cudafe++", "nvvm/bin/cicc")
@@ -104,16 +114,29 @@ def find_nvcc() -> Path:
     on_path = shutil.which("nvcc")
     if on_path:
         return _behind(Path(on_path).absolute())
-    spec = importlib.util.find_spec("nvidia")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-    packaged = [nvcc for folder in folders for nvcc in sorted(folder.glob("*/bin/nvcc"))]
+    if packaged := _packaged_nvcc():
+        return packaged
     usual = Path("/usr/local/cuda/bin/nvcc")
-    for program in (*packaged, usual):
-        if os.access(program, os.X_OK):
-            return program
+    if os.access(usual, os.X_OK):
+        return usual
     raise UnsupportedError(
         f"no CUDA compiler: looked for nvcc in CUDA_HOME, PATH, PyPI packages and {usual}; {_INSTALL}"
     )
+
+
+def _packaged_nvcc() -> Path | None:
+    """Return the newest nvcc that a PyPI package put here; UnsupportedError where it lacks what others should bring."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    found = [nvcc for folder in folders for nvcc in folder.glob("*/bin/nvcc") if os.access(nvcc, os.X_OK)]
+    if not found:
+        return None
+    nvcc = max(found, key=lambda nvcc: nvcc.parent.parent.name)
+    root = nvcc.parent.parent
+    if lacking := {package: name for name, package in _PACKAGED.items() if not (root / name).exists()}:
+        names = ", ".join(lacking.values())
+        raise UnsupportedError(f"{nvcc} comes without {names}: `pip install {' '.join(lacking)}` brings it")
+    return nvcc
 
 
 def _behind(program: Path) -> Path:
