@@ -44,7 +44,7 @@ def run_pack(options: argparse.Namespace, caches: Sequence[Cache]) -> int:
         raise KernelNotFound(f"nothing to pack: no kernel in {where} is of this arch, provider and pattern")
     done = pack(options.file, list(chosen.values()), _progress(len(chosen)))
     archs = ", ".join(dict.fromkeys(arch for arch, *_ in sorted(chosen)))
-    print(f"{done.kernels} kernels ({archs}), {_mebibytes(done.content)}, in {options.file}, {_mebibytes(done.size)}")
+    print(f"{_kernels(done.kernels)} ({archs}), {_size(done.content)}, in {options.file}, {_size(done.size)}")
     return 0
 
 
@@ -53,7 +53,7 @@ def run_unpack(options: argparse.Namespace, caches: Sequence[Cache]) -> int:
     from gemmill.pack import unpack
 
     done = unpack(options.file, options.folder, _progress(None))
-    print(f"{done.kernels} kernels, {_mebibytes(done.content)}, in {options.folder}")
+    print(f"{_kernels(done.kernels)}, {_size(done.content)}, in {options.folder}")
     return 0
 
 
@@ -87,10 +87,14 @@ def _progress(total: int | None) -> Any:
     def told(label: str, size: int) -> None:
         nonlocal done
         done += 1
-        print(f"[{done}{f'/{total}' if total else ''}] {size / 1024:7.1f} KiB  {label}", flush=True)
+        print(f"[{done}{f'/{total}' if total else ''}] {_size(size):>9}  {label}", flush=True)
 
     return told
 
 
-def _mebibytes(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"
+def _kernels(count: int) -> str:
+    return f"{count} kernel{'s' * (count != 1)}"
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"

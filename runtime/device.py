@@ -52,8 +52,10 @@ def why_no_hip_device(arch: Arch) -> str | None:
 
 
 def gpu_name(arch: str) -> str | None:
-    """Return the name of the GPU here that runs an arch's kernels; None where its backend's driver gives none."""
+    """Return the name of the GPU here that runs an arch's kernels; None for a CPU arch, and where none is here."""
     row = find_arch(arch)
+    if row.backend == "hip":
+        return row.name if row.name in hip_archs() else None
     if row.backend != "cuda":
         return None
     from gemmill.cuda import NoDriver, find_device

@@ -132,7 +132,7 @@ def test_pack_selects(cache, untested, tmp_path, capsys):
 
     assert packed().startswith("3 kernels (generic, x86-64-v3)")
     assert packed("--arch", "generic").startswith("2 kernels (generic)")
-    assert packed("*_bf8_*").startswith("1 kernels (generic)")
+    assert packed("*_bf8_*").startswith("1 kernel (generic)")
     assert packed("x86-64-v3/*", "*_bf8_*").startswith("2 kernels (generic, x86-64-v3)")
     assert main(["pack", str(tmp_path / "none.tar"), "nothing*", "--cache", str(cache.root)]) == 2
     assert "nothing to pack: no kernel in" in capsys.readouterr().err
@@ -145,6 +145,6 @@ def test_of_two_caches_the_first_one_counts(cache, tmp_path, capsys):
     add_fake(other, outcome=None, inputs={"flags": ["-O3"]})
     argv = ["pack", str(tmp_path / "k.tar"), "--cache", str(other), "--cache", str(cache.root)]
     assert main(argv) == 0
-    assert lines(capsys)[-1].startswith("1 kernels")
+    assert lines(capsys)[-1].startswith("1 kernel")
     main(["unpack", str(tmp_path / "k.tar"), str(tmp_path / "there")])
     assert Cache(tmp_path / "there").keys() == Cache(other).keys()
