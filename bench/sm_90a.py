@@ -1,6 +1,6 @@
 """Time gemm_aquant on a Hopper GPU beside cuBLASLt and Triton, in one run.
 
-    python bench/sm_90a.py [--cache DIR] [--json FILE] [--match 'fp8/rcr/*']... [--seconds 150] [--full] [--list]
+    python bench/sm_90a.py [--cache DIR] [--json FILE] [--match 'fp8/rcr/*']... [--seconds 150] [--full] [--list] [--show FILE]
 
 Needs PyTorch with CUDA, and a cache with sm_90a kernels, tested or not; Triton is optional. Times are µs a call: inputs
 rotated through several times the level-2 cache inside a CUDA graph, median of 20 replays, every result checked against
@@ -91,8 +91,12 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="every variant in every layout, for a selection table")
     parser.add_argument("--no-peers", action="store_true", help="time gemmill alone")
     parser.add_argument("--no-numerics", action="store_true", help="leave out the error against float64")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print the tables of an earlier run's JSON file")
     parser.add_argument("--list", action="store_true", help="print the cases that would be timed")
     options = parser.parse_args()
+    if options.show:
+        print(all_tables(Report.load(options.show)))
+        return 0
     cases = select(all_cases([*GOALS, *options.shape], options.full), options.match)
     if not cases:
         parser.error(f"no case matches {' '.join(options.match)}: they look like fp8/rcr/16x4096x4096")
@@ -106,7 +110,7 @@ def main() -> int:
         timer = Device(options.cache, not options.no_peers)
         report = run(timer, cases, options.json, options.seconds, not options.no_numerics, begin)
     except DeviceLost as error:
-        print(f"the device is lost: {error}", file=sys.stderr)
+        print(f"the device is lost: {error}; {options.json} has what was measured (--show)", file=sys.stderr)
         return 1
     print(f"\n{report.date}, {report.machine.get('card')}, {report.seconds} s\n\n{all_tables(report)}")
     return 0 if any(row.kernel and row.us for row in report.rows) else 1

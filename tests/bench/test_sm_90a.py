@@ -157,6 +157,12 @@ def test_list_needs_no_gpu_and_no_torch() -> None:
     assert "no case matches fp9/*" in ran.stderr
 
 
+def test_tables_of_an_earlier_run(tmp_path: Path) -> None:
+    report = measured(tmp_path, FakeTimer(), "fp8/rcr/16x4096x4096")
+    script = [sys.executable, CHECKOUT.root / "bench" / "sm_90a.py", "--show", tmp_path / "out.json"]
+    assert subprocess.run(script, capture_output=True, text=True, check=True).stdout == all_tables(report) + "\n"
+
+
 def test_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra bench is not installed")
     measured(tmp_path, FakeTimer(1.1))
