@@ -1,6 +1,7 @@
 """Time gemm_aquant on a Hopper GPU beside cuBLASLt and Triton, in one run.
 
-    python bench/sm_90a.py [--cache DIR] [--json FILE] [--match 'fp8/rcr/*']... [--seconds 150] [--full] [--list] [--show FILE]
+    python bench/sm_90a.py [--cache DIR] [--json FILE] [--match 'fp8/rcr/*']... [--seconds 150] [--full]
+    python bench/sm_90a.py --list | --show FILE
 
 Needs PyTorch with CUDA, and a cache with sm_90a kernels, tested or not; Triton is optional. Times are µs a call: inputs
 rotated through several times the level-2 cache inside a CUDA graph, median of 20 replays, every result checked against
