@@ -6,6 +6,7 @@ import argparse
 from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from gemmill.cache import Cache, IndexEntry
@@ -15,8 +16,6 @@ from gemmill.results import merge, read_results, recorded, write_results
 
 def add_commands(add: Any) -> None:
     """Add pack, unpack, results and merge to the command line."""
-    from pathlib import Path
-
     command = add("pack", run_pack, "write kernels to one file, to be carried to another machine")
     command.add_argument("file", type=Path, help="a new .tar, .tar.gz or .tgz")
     command.add_argument("patterns", metavar="PATTERN", nargs="*", help="of NAME or ARCH/NAME, as in a shell")
