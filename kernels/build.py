@@ -20,6 +20,8 @@ from typing import Any
 from gemmill.arch import find_arch
 from gemmill.cache import LIBRARY, MANIFEST_SCHEMA, NATIVE, CacheObject
 from gemmill.errors import CorruptObject, GemmillError, KernelNotFound, UnsupportedError
+from gemmill.files import signature
+from gemmill.tree import translating
 
 from kernels import process
 from kernels.backends import Backend, find_backend, notes, why_not
@@ -28,11 +30,10 @@ from kernels.codegen import Codegen, Source
 from kernels.config import KernelConfig
 from kernels.describe import describe_config, read_abi_version
 from kernels.elf import check_library
-from kernels.files import signature
 from kernels.headers import Headers, Scan, ScanMemo
 from kernels.key import key_inputs, key_of
 from kernels.paths import CHECKOUT, Paths
-from kernels.store import InputsChanged, Store, translating
+from kernels.store import InputsChanged, Store
 from kernels.toolchain import Toolchain, compiler_environment
 
 COMPILE_SECONDS = 900.0

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from gemmill.cache import NATIVE, canonical_json, sha256_text
 from gemmill.errors import GemmillError
+from gemmill.files import signature, write_atomically
 
 from kernels.backends import context, find_backend
 from kernels.config import KernelConfig
 from kernels.describe import embedded_manifest, read_abi_version
-from kernels.files import signature, write_atomically
 from kernels.headers import Scan, scan
 from kernels.paths import CHECKOUT, Paths
 

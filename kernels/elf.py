@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gemmill.errors import GemmillError
 
@@ -48,40 +49,67 @@ def check_library(library: Path, native: Path) -> None:
 
 def read_elf(path: Path) -> Elf:
     """Return exports and needs of a shared library."""
-    data = path.read_bytes()
-    if data[:6] != b"\x7fELF\x02\x01":
-        raise ElfError(
-            f"{path} is not a 64-bit little-endian ELF file; it starts with {data[:6].hex(' ') or 'nothing'}"
-        )
+    data = _read(path)
     exports: set[str] = set()
     needed: list[str] = []
     try:
         sections = list(_sections(data))
-        for kind, offset, size, link in sections:
-            strings = data[sections[link][1] : sections[link][1] + sections[link][2]]
-            if kind == _SHT_DYNSYM:
-                for name, info, other, section, *_ in _SYMBOL.iter_unpack(data[offset : offset + size]):
+        for section in sections:
+            strings, content = sections[section.link].content(data), section.content(data)
+            if section.kind == _SHT_DYNSYM:
+                for name, info, other, home, *_ in _SYMBOL.iter_unpack(content):
                     # Global or weak, default visibility, defined.
-                    if info >> 4 in (1, 2) and other & 3 == 0 and section:
+                    if info >> 4 in (1, 2) and other & 3 == 0 and home:
                         exports.add(_string(strings, name))
-            elif kind == _SHT_DYNAMIC:
-                needed += [
-                    _string(strings, value)
-                    for tag, value in _ENTRY.iter_unpack(data[offset : offset + size])
-                    if tag == _DT_NEEDED
-                ]
+            elif section.kind == _SHT_DYNAMIC:
+                needed += [_string(strings, value) for tag, value in _ENTRY.iter_unpack(content) if tag == _DT_NEEDED]
     except (struct.error, IndexError, OverflowError, ValueError) as error:
         raise ElfError(f"{path} is a damaged ELF file: {error}") from None
     return Elf(frozenset(exports), tuple(needed))
 
 
-def _sections(data: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (type, offset, size, link) of each section."""
+def read_section(path: Path, name: str) -> bytes:
+    """Return the content of the first section that is called `name`; ElfError where there is none."""
+    data = _read(path)
+    try:
+        sections = list(_sections(data))
+        names = sections[struct.unpack_from("<H", data, 0x3E)[0]].content(data)
+        for section in sections:
+            if _string(names, section.name) == name:
+                return section.content(data)
+    except (struct.error, IndexError, OverflowError, ValueError) as error:
+        raise ElfError(f"{path} is a damaged ELF file: {error}") from None
+    raise ElfError(f"{path} has no section {name}")
+
+
+class _Section(NamedTuple):
+    """A section's header: where its name, its content and the section that belongs to it are."""
+
+    name: int
+    kind: int
+    offset: int
+    size: int
+    link: int
+
+    def content(self, data: bytes) -> bytes:
+        return data[self.offset : self.offset + self.size]
+
+
+def _read(path: Path) -> bytes:
+    data = path.read_bytes()
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise ElfError(
+            f"{path} is not a 64-bit little-endian ELF file; it starts with {data[:6].hex(' ') or 'nothing'}"
+        )
+    return data
+
+
+def _sections(data: bytes) -> Iterator[_Section]:
     (start,) = struct.unpack_from("<Q", data, 0x28)
     size, count = struct.unpack_from("<HH", data, 0x3A)
     for i in range(count):
-        _, kind, _, _, offset, length, link, *_ = _SECTION.unpack_from(data, start + i * size)
-        yield kind, offset, length, link
+        name, kind, _, _, offset, length, link, *_ = _SECTION.unpack_from(data, start + i * size)
+        yield _Section(name, kind, offset, length, link)
 
 
 def _string(table: bytes, offset: int) -> str:

@@ -20,9 +20,11 @@ from typing import Any
 
 from doit.doit_cmd import get_var  # type: ignore[import-untyped]
 from doit.exceptions import TaskFailed  # type: ignore[import-untyped]
-from gemmill.cache import NATIVE
+from gemmill.cache import NATIVE, Cache
 from gemmill.device import why_arch_not_here
 from gemmill.errors import GemmillError, UnsupportedError
+from gemmill.verdict import is_simulated as is_simulation
+from gemmill.verdict import where
 
 from kernels.arguments import ARGUMENTS, Options, parse
 from kernels.backends import find_backend
@@ -253,18 +255,19 @@ class Graph:
 
     def run_selftest(self, config: KernelConfig) -> dict[str, Any] | KernelFailed:
         """Test a kernel in a child process."""
-        # Imported here, because a run with nothing to do needs neither.
-        from gemmill.cache import Cache
+        # Imported here, because a run with nothing to do needs none of it.
         from gemmill.selftest import run_selftest
 
         from kernels import process
 
         reason = why_arch_not_here(config.arch_row)
-        if reason and not is_simulated(config.arch, self.options.provider):
-            return KernelFailed(reason, "not runnable")
         try:
             # The very object that this run made, though a header was edited since.
             key = self._keys.get(config) or self.build.state(config).key
+            if reason and (verdict := self._verdict_of_device(key)):
+                return KernelFailed(f"{verdict['reason']} (on {where(verdict)})", f"selftest {verdict['outcome']}")
+            if reason and not is_simulated(config.arch, self.options.provider):
+                return KernelFailed(reason, "not runnable")
             with self.simulator.device(self.build.codegen.path(config)) if reason else nullcontext() as device:
                 record = run_selftest(
                     Cache(self.paths.cache), key, timeout=self.options.timeout, run=process.run, simulated=device
@@ -277,6 +280,11 @@ class Graph:
         if record["errors"]:
             said["error"] = max(record["errors"].values())
         return said if record["saved"] else {**said, "message": record["not_saved"]}
+
+    def _verdict_of_device(self, key: str) -> dict[str, Any] | None:
+        """Return what a real device elsewhere said of an object, if it failed there: nothing here can say better."""
+        record = Cache(self.paths.cache).read(key).selftest
+        return record if record and record["outcome"] == "failed" and not is_simulation(record) else None
 
     def _without_refused(self, tasks: dict[str, list[KernelConfig]]) -> dict[str, list[KernelConfig]]:
         """Leave out the kernels that the provider can't build; raise UnsupportedError where it can build none."""

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemmill.errors import GemmillError
-
-from kernels.files import write_atomically
+from gemmill.files import write_atomically
 
 # Order matters: what may contain comment or quote signs comes first.
 _TOKEN = r"""(?x)

@@ -3,9 +3,6 @@
 Everything enters the cache by a rename: an object is put together in a directory of its own under tmp/, is made durable
 and is checked there, and only then gets its name. So a crash or a full disk leaves the whole object or none. What it
 leaves in tmp/ is swept up by the next writer, which can tell: an owner that lives holds a lock on its directory.
-
-Permissions: a cache is written by its owner alone, whatever the umask. To share one, make its root group-writable (and
-setgid, so that files get the group): what is put into such a root is writable for the group too.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,13 +31,9 @@ from gemmill.cache import (
     object_path,
 )
 from gemmill.errors import CorruptObject, GemmillError, KernelNotFound
-
-from kernels.files import make_directory, sync_directory, write_atomically
-from kernels.locks import hold, try_lock
-
-
-class StoreError(GemmillError):
-    """The cache could not be written; the text names the path and the system's reason."""
+from gemmill.files import sync_directory, write_atomically
+from gemmill.locks import try_lock
+from gemmill.tree import StoreError, Tree, translating
 
 
 class InputsChanged(GemmillError):
@@ -56,7 +48,7 @@ class Published:
     ours: bool
 
 
-class Store:
+class Store(Tree):
     """A cache directory, for writing.
 
     Parameters
@@ -69,25 +61,9 @@ class Store:
 
     def __init__(self, root: str | Path, notice: Callable[[str], None] = lambda text: None) -> None:
         self.cache = Cache(root)
-        self.root = self.cache.root
+        super().__init__(self.cache.root)
         self._notice = notice
         self._swept = False
-
-    @contextlib.contextmanager
-    def lock(self, key: str, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Hold a key's lock; `check` is called while waiting, and may raise to give up."""
-        path = self.root / "locks" / f"{key}.lock"
-        with contextlib.ExitStack() as held:
-            with translating("lock", path):
-                for last in (False, True):
-                    try:
-                        self.folder("locks")
-                        held.enter_context(hold(path, self.file_mode, check))
-                        break
-                    except FileNotFoundError:  # the cache was removed while we waited
-                        if last:
-                            raise
-            yield
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
@@ -145,7 +121,7 @@ class Store:
             write_atomically(folder / MANIFEST, text.encode(), self.file_mode, durable=True)
             with library.open("rb") as file:
                 os.fsync(file.fileno())
-            folder.chmod(self._folder_mode)
+            folder.chmod(self.folder_mode)
             sync_directory(folder)
             if describe_file(library) != built or (folder / MANIFEST).read_bytes() != text.encode():
                 raise StoreError(f"failed to publish {path}: its files read back differently than they were written")
@@ -215,64 +191,17 @@ class Store:
         self._notice(f"quarantined {target}: {reason}")
         return target
 
-    # ---- directories and their modes -----------------------------------------------------------------------
-
-    def folder(self, *parts: str) -> Path:
-        """Return a directory of the cache, made if needed, with the modes that this cache has."""
-        path = self.root.joinpath(*parts)
-        if not path.is_dir():
-            make_directory(self.root)
-            place = self.root
-            for part in parts:
-                place = place / part
-                with contextlib.suppress(FileExistsError):
-                    place.mkdir(mode=0o755)
-                    self._share(place)
-        return path
-
-    @property
-    def shared(self) -> bool:
-        """True where the root's owner made it writable for its group."""
-        try:
-            return bool(self.root.stat().st_mode & stat.S_IWGRP)
-        except OSError:
-            return False
-
-    @property
-    def file_mode(self) -> int:
-        """Permissions of the cache's files."""
-        return 0o664 if self.shared else 0o644
-
-    @property
-    def _folder_mode(self) -> int:
-        return 0o2775 if self.shared else 0o755
-
-    def _share(self, path: Path) -> None:
-        if self.shared:
-            with contextlib.suppress(PermissionError):
-                os.chown(path, -1, self.root.stat().st_gid)
-            path.chmod(self._folder_mode)
-
     def _locked_directory(self) -> tuple[Path, int]:
         while True:
             self.folder("tmp")
             try:
                 path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self.root / "tmp"))
-                self._share(path)
+                self.share(path)
                 handle = try_lock(path, directory=True)
             except FileNotFoundError:
                 continue  # removed between two calls, with the whole cache or by a gc that came first
             if handle is not None:
                 return path, handle
-
-
-@contextlib.contextmanager
-def translating(verb: str, path: Path) -> Iterator[None]:
-    """Turn the system's errors into a StoreError that reads "failed to VERB PATH: reason"."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"failed to {verb} {path}: {error.strerror or error}") from error
 
 
 def keys_in_index(root: Path) -> set[str]:

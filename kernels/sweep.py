@@ -15,9 +15,10 @@ from pathlib import Path
 
 from gemmill.cache import LIBRARY, Cache, object_path
 from gemmill.errors import CorruptObject, GemmillError, KernelNotFound
+from gemmill.locks import try_lock
+from gemmill.tree import translating
 
-from kernels.locks import try_lock
-from kernels.store import Store, keys_in_index, translating
+from kernels.store import Store, keys_in_index
 
 QUARANTINE_SECONDS = 7 * 24 * 3600.0
 _LEFTOVER_SECONDS = 3600.0  # no write of a small file takes so long

@@ -26,9 +26,9 @@ from typing import Any
 
 from gemmill.cache import canonical_json
 from gemmill.errors import UnsupportedError
+from gemmill.files import signature, write_atomically
 
 from kernels import process
-from kernels.files import signature, write_atomically
 
 NAMES = ("g++", "clang++", "zig")
 

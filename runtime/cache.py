@@ -5,7 +5,7 @@
                             selftest.json   what its selftest said (absent until one ran)
     index/<arch>/<name>.json                {"schema", "arch", "name", "key", "config"}: the current key of a kernel
     index/<arch>/<provider>/<name>.json     the same, with "provider", of a kernel that is not gemmill's own
-    locks/<key>.lock                        held while one process builds a key; never unlinked
+    locks/<key>.lock                        held while one process builds a key or records its selftest; never unlinked
     quarantine/<key>-<time>-<pid>/          objects that failed verification, for a person to look at
     tmp/                                    objects on their way in; the publisher renames them
 
@@ -27,7 +27,7 @@ manifest.json:
     config      the fields of the kernel's config and nothing else; triples are lists; the same as in inputs
     target      {"machine": ..., "system": ...} as platform.machine() and platform.system() say
     files       {"kernel.so": {"size": bytes, "sha256": hex}}
-    build       seconds, command, compiler: facts that do not enter the key
+    build       seconds, commands, compiler, resources (registers, shared memory): facts that do not enter the key
     source      the rendered source, so that two keys can be compared as text
 
 Reading takes no lock and writes nothing, so it works from a read-only or a copied directory. Whatever fails to

@@ -15,13 +15,16 @@ from typing import Any
 from gemmill import __version__
 from gemmill.arch import ARCHS
 from gemmill.cache import NATIVE, Cache, CacheObject, object_path
+from gemmill.carry import add_commands
 from gemmill.device import cpu_model, gpu_drivers, why_arch_not_here
 from gemmill.errors import ArgumentError, CorruptObject, GemmillError, KernelNotFound
-from gemmill.explain import explain_difference, explain_key
+from gemmill.explain import explain_difference, explain_key, resource_lines
 from gemmill.loader import Candidate, examine
+from gemmill.results import write_results
 from gemmill.search import Place, SearchPath
 from gemmill.selftest import run_selftest
 from gemmill.streams import prepare_streams
+from gemmill.verdict import OUTCOMES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     test.add_argument("kernels", metavar="NAME|KEY", nargs="*")
     test.add_argument("--all", action="store_true", help="every kernel, also those that passed already")
     test.add_argument("--timeout", type=_seconds, default=60.0, help="seconds a kernel may take (default: 60)")
+    test.add_argument("--results", type=Path, metavar="FILE", help="write the outcomes here, too: for gemmill merge")
+    add_commands(lambda name, run, text: add(name, lambda options: run(options, list(_caches(options))), text))
     explain = add("explain", _explain, "print what a key was made of; with two, what differs")
     explain.add_argument("kernels", metavar="NAME|KEY", nargs="+")
     add("env", _env, "print archs, devices, caches searched, and why each kernel is accepted or refused")
@@ -177,7 +182,11 @@ def _show(options: argparse.Namespace) -> int:
         print(f"  {name:10} {'x'.join(map(str, value)) if isinstance(value, list) else value}")
     build = manifest.get("build")
     for name, value in build.items() if isinstance(build, dict) else ():
+        if name == "resources":
+            continue
         print(f"  {name:10} {' '.join(map(str, value)) if isinstance(value, list) else value}")
+    for line in resource_lines(manifest):
+        print(f"  takes      {line}")
     print(f"  selftest   {obj.outcome}")
     for name in ("reason", "device", "date", "seconds", "time_ms", "time_shape"):
         value = (selftest or {}).get(name)
@@ -218,15 +227,21 @@ def _verify(options: argparse.Namespace) -> int:
 def _selftest(options: argparse.Namespace) -> int:
     work = list(_selftest_work(options))
     counts: Counter[str] = Counter()
+    records: dict[str, dict[str, Any]] = {}
+    if options.results:
+        write_results(options.results, [])  # what can't be written is told before the tests, not after
     for cache, key, label in work:
         try:
             record = run_selftest(cache, key, timeout=options.timeout)
         except CorruptObject as error:
             record = {"outcome": "corrupt", "reason": str(error), "seconds": 0.0, "saved": True}
         counts[record["outcome"]] += 1
+        if options.results and record["outcome"] in OUTCOMES:
+            records[key] = {name: value for name, value in record.items() if name not in ("saved", "not_saved")}
+            write_results(options.results, records.values())  # each time: a test may take the machine with it
         note = f": {record['reason']}" if record["reason"] else ""
         print(f"{record['outcome']:8} {record['seconds']:6.2f} s  {label}{note}", flush=True)
-        if not record["saved"] and record["outcome"] != "untested":
+        if not record["saved"] and record["outcome"] != "untested" and not options.results:
             print(f"         not recorded: {record['not_saved']}")
     print(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())) or "nothing to test")
     # What this machine can't run is no failure, unless it was asked for by name.

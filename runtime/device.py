@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable
 from pathlib import Path
 
-from gemmill.arch import Arch, why_not_host
+from gemmill.arch import Arch, find_arch, why_not_host
 
 # Device files that a GPU driver makes, by backend.
 _GPU_FILES = {"cuda": "/dev/nvidia0", "hip": "/dev/kfd"}
@@ -49,6 +49,22 @@ def why_no_hip_device(arch: Arch) -> str | None:
     if arch.name in found:
         return None
     return f"no {arch.name} device here: the driver shows {', '.join(found) or 'no AMD GPU'}"
+
+
+def gpu_name(arch: str) -> str | None:
+    """Return the name of the GPU here that runs an arch's kernels; None for a CPU arch, and where none is here."""
+    row = find_arch(arch)
+    if row.backend == "hip":
+        return row.name if row.name in hip_archs() else None
+    if row.backend != "cuda":
+        return None
+    from gemmill.cuda import NoDriver, find_device
+
+    try:
+        device = find_device(row)
+    except NoDriver:
+        return None
+    return device.name if device else None
 
 
 def gpu_drivers() -> dict[str, bool]:

@@ -41,7 +41,22 @@ def explain_key(manifest: dict[str, Any]) -> str:
     """Return what a key was made of, one leaf a line."""
     lines = [f"key {manifest['key']}", f"  {manifest['arch']}/{manifest['name']}"]
     lines += [f"  {path} = {_shorten(text)}" for path, text in flatten(manifest["inputs"])]
+    if resources := resource_lines(manifest):
+        lines += ["what came out of it takes", *(f"  {line}" for line in resources)]
     return "\n".join(lines)
+
+
+def resource_lines(manifest: dict[str, Any]) -> list[str]:
+    """Return what a kernel takes of its device, an entry a line: registers, shared memory and the like."""
+    build = manifest.get("build")
+    resources = build.get("resources") if isinstance(build, dict) else None
+    if not isinstance(resources, dict) or not resources:
+        return []
+    entries = {name: value for name, value in resources.items() if isinstance(value, dict)} or {"": resources}
+    return [
+        f"{name}: " * bool(name) + ", ".join(f"{figure.replace('_', ' ')} {value}" for figure, value in entry.items())
+        for name, entry in entries.items()
+    ]
 
 
 def explain_difference(old: dict[str, Any], new: dict[str, Any]) -> str:

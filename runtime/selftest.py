@@ -3,20 +3,7 @@
 A library under test may crash, hang, exit or print; in a child process with a time limit each of these is a result.
 The checks themselves are in gemmill.selfcheck. This module loads no numpy, so that a task graph can run many.
 
-selftest.json:
-
-    schema          SELFTEST_SCHEMA
-    key             the object
-    library_sha256  the exact library that was tested; a record about another one counts for nothing
-    outcome         "passed" or "failed" ("simulated" from backends that emulate their device)
-    reason          why it failed, null when it passed
-    device          cpu, machine, system, arch; simulated: true where a simulation took the place of the arch's device
-    shapes          [[M, N, K], ...] that were multiplied
-    errors          {check: largest error relative to its bound}; exact checks have 0
-    seconds         wall time of the child
-    time_ms         the kernel's own mean time for time_shape
-    time_shape      [M, N, K]
-    gemmill, date   version, and UTC time in ISO 8601
+What a record says, and which of two counts, stands in gemmill.verdict.
 """
 
 from __future__ import annotations
@@ -26,7 +13,6 @@ import json
 import os
 import platform
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -35,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from gemmill import __version__
-from gemmill.cache import LIBRARY, MANIFEST, NATIVE, SELFTEST, Cache
-from gemmill.device import cpu_model
-from gemmill.errors import CorruptObject
+from gemmill.cache import LIBRARY, NATIVE, Cache
+from gemmill.device import cpu_model, gpu_name
+from gemmill.errors import CorruptObject, GemmillError
 from gemmill.loader import examine
-
-SELFTEST_SCHEMA = 1
+from gemmill.verdict import SELFTEST_SCHEMA, save
 
 # (argv, timeout in seconds) -> (return code, stdout, stderr); a signal is a negative code. Raises TimeoutError or
 # subprocess.TimeoutExpired when the time is over and the child is gone.
@@ -66,7 +51,7 @@ def run_selftest(
     timeout : float
         Seconds before the child is killed and the test has failed.
     record : bool
-        Write the result into the object as selftest.json, atomically.
+        Write the result into the object as selftest.json, atomically, unless a verdict there counts more.
     run : callable, optional
         Runs the child: ``(argv, timeout) -> (return code, stdout, stderr)``.
     simulated : Path, optional
@@ -75,7 +60,7 @@ def run_selftest(
     Returns
     -------
     dict
-        The record, see the module's text, and beside it ``saved`` and, where it could not be written, ``not_saved``:
+        The record, as gemmill.verdict has it, and beside it ``saved`` and, where it was not written, ``not_saved``:
         why. Where this machine can't run the kernel, or no child process starts, the outcome is ``untested`` and
         nothing is written.
 
@@ -119,12 +104,14 @@ def run_selftest(
     result.update(_run_child(arguments, timeout, run or run_child))
     if simulated:
         result["device"]["simulated"] = True
+    elif name := gpu_name(obj.arch):
+        result["device"]["gpu"] = name
     result["seconds"] = round(time.monotonic() - start, 3)
     if result["outcome"] == "untested":
         return {**result, "saved": False, "not_saved": "nothing was tested"}
     saved: dict[str, Any] = {"saved": False, "not_saved": "not asked to"}
     if record:
-        saved = _save(obj.path / SELFTEST, result)
+        saved = _save(cache, result)
     return {**result, **saved}
 
 
@@ -218,24 +205,9 @@ def _kill(process: subprocess.Popen[str]) -> None:
         process.kill()
 
 
-def _save(path: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """Write a record by way of a temporary file, so that readers see the old one or the new one.
-
-    Whoever may read the manifest may read the record, whatever the umask: in a shared cache the kernel would
-    otherwise be untested for the others.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def _save(cache: Cache, record: dict[str, Any]) -> dict[str, Any]:
     try:
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                json.dump(record, file, indent=1)
-                file.write("\n")
-                file.flush()
-                os.fchmod(file.fileno(), stat.S_IMODE(path.with_name(MANIFEST).stat().st_mode))
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        return {"saved": False, "not_saved": f"failed to write {path}: {error.strerror or error}"}
-    return {"saved": True}
+        kept = save(cache, record, fresh=True).kept
+    except GemmillError as error:
+        kept = str(error)
+    return {"saved": False, "not_saved": kept} if kept else {"saved": True}

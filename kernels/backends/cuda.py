@@ -7,13 +7,16 @@ import importlib.util
 import os
 import re
 import shutil
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemmill.cache import LIBRARY
 from gemmill.errors import GemmillError, UnsupportedError
 
 from kernels.config import KernelConfig
+from kernels.elf import read_section
 from kernels.toolchain import Probe, Toolchain, ask, recall
 from kernels.toolchain import find_toolchain as find_cxx
 
@@ -40,17 +43,32 @@ _LIBRARIES = ("-ldl",)
 _RUNTIME_FLAGS = {"gcc": ("-static-libgcc",), "clang": ("-nostdlib++",), "zig": ("-nostdlib++",)}
 
 _INSTALL = (
-    "install the CUDA toolkit, 12.3 or newer, and set CUDA_HOME or PATH, or `pip install 'gemmill[cuda]'` "
-    "(nvidia-cuda-nvcc and the headers that it needs)"
+    "install the CUDA toolkit, 12.3 or newer, and set CUDA_HOME or PATH, or, in a clone, "
+    "`.venv/bin/pip install -e '.[cuda]'` (nvidia-cuda-nvcc and nvidia-cuda-cccl, 13 or newer)"
 )
+
+# What a toolkit out of PyPI packages must have beside nvcc, and which package brings it: pip can leave any of them out.
+_PACKAGED = {
+    "bin/ptxas": "nvidia-cuda-nvcc",
+    "nvvm/bin/cicc": "nvidia-nvvm",
+    "include/crt/host_config.h": "nvidia-cuda-crt",
+    "include/cuda_runtime.h": "nvidia-cuda-runtime",
+    "include/cuda.h": "nvidia-cuda-runtime",
+    "include/nv/target": "nvidia-cuda-cccl",
+}
 
 # Programs and headers of the toolkit that decide what device code comes out.
 _PROGRAMS = ("bin/nvcc", "bin/ptxas", "bin/cudafe++", "nvvm/bin/cicc")
 _HEADERS = ("cuda.h", "cuda_runtime.h", "cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.hpp", "cuda_fp8.h", "cuda_fp8.hpp")
 
+# The section of a library that says what its launches take, and which entries these are.
+_LAUNCHES = ".gemmill.launch"
+_ENTRIES = ("gemmill_fast", "gemmill_scalar")
+
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for '\w+'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
+_STATIC = re.compile(r"(\d+) bytes smem")
 _REPORT = re.compile(r"ptxas info    : (?!\(C)|    \d+ bytes stack frame")
 
 
@@ -96,16 +114,29 @@ def find_nvcc() -> Path:
     on_path = shutil.which("nvcc")
     if on_path:
         return _behind(Path(on_path).absolute())
-    spec = importlib.util.find_spec("nvidia")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-    packaged = [nvcc for folder in folders for nvcc in sorted(folder.glob("*/bin/nvcc"))]
+    if packaged := _packaged_nvcc():
+        return packaged
     usual = Path("/usr/local/cuda/bin/nvcc")
-    for program in (*packaged, usual):
-        if os.access(program, os.X_OK):
-            return program
+    if os.access(usual, os.X_OK):
+        return usual
     raise UnsupportedError(
         f"no CUDA compiler: looked for nvcc in CUDA_HOME, PATH, PyPI packages and {usual}; {_INSTALL}"
     )
+
+
+def _packaged_nvcc() -> Path | None:
+    """Return the newest nvcc that a PyPI package put here; UnsupportedError where it lacks what others should bring."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    found = [nvcc for folder in folders for nvcc in folder.glob("*/bin/nvcc") if os.access(nvcc, os.X_OK)]
+    if not found:
+        return None
+    nvcc = max(found, key=lambda nvcc: nvcc.parent.parent.name)
+    root = nvcc.parent.parent
+    if lacking := {package: name for name, package in _PACKAGED.items() if not (root / name).exists()}:
+        names = ", ".join(lacking.values())
+        raise UnsupportedError(f"{nvcc} comes without {names}: `pip install {' '.join(lacking)}` brings it")
+    return nvcc
 
 
 def _behind(program: Path) -> Path:
@@ -167,7 +198,10 @@ def commands(
 
 
 def resources(config: KernelConfig, output: str, work: Path) -> tuple[dict[str, Any], str]:
-    """Return registers and stack of each entry, as ptxas reports them, and the rest of the output.
+    """Return what each entry takes, and the rest of the output.
+
+    Registers, stack, spills and static shared memory as ptxas reports them; threads and dynamic shared memory of a
+    launch as the library records them.
 
     Raises
     ------
@@ -184,10 +218,23 @@ def resources(config: KernelConfig, output: str, work: Path) -> tuple[dict[str, 
             found[name].update(stack=int(spills[1]), spill_stores=int(spills[2]), spill_loads=int(spills[3]))
         elif name and (used := _USED.search(line)):
             found[name]["registers"] = int(used[1])
+            static = _STATIC.search(line)
+            found[name]["static_shared_memory"] = int(static[1]) if static else 0
     for name, entry in found.items():
         if entry.get("spill_stores") or entry.get("spill_loads"):
             raise GemmillError(f"{config.id}: {name} spills registers ({entry['spill_stores']} bytes stored): {entry}")
+    for name, launch in _launches(work / LIBRARY).items():
+        found.setdefault(name, {}).update(launch)
     return found, "\n".join(line for line in output.splitlines() if not _REPORT.match(line))
+
+
+def _launches(library: Path) -> dict[str, dict[str, int]]:
+    """Return threads and dynamic shared memory of each entry, out of the section that native/cuda/host_abi.h writes."""
+    rows = struct.iter_unpack("=II", read_section(library, _LAUNCHES))
+    return {
+        name: {"threads": threads, "dynamic_shared_memory": size}
+        for name, (threads, size) in zip(_ENTRIES, rows, strict=True)
+    }
 
 
 def _include(nvcc: Path) -> Path:

@@ -7,10 +7,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from factory import ENVIRONMENT
 from gemmill.errors import GemmillError, UnsupportedError
+from support import find_compiler
 
 from kernels.backends import cuda
 from kernels.build import Build
@@ -66,10 +68,35 @@ def test_commands_stay_within_their_contract() -> None:
     assert "-gencode=arch=compute_90a,code=sm_90a" in device
 
 
-def test_resources_go_into_the_manifest_and_warnings_to_people() -> None:
-    found, rest = cuda.resources(CONFIGS[0], REPORT.format(stack=0, spill=0), Path())
-    assert found == {"gemmill_fast": {"stack": 0, "spill_stores": 0, "spill_loads": 0, "registers": 168}}
+LAUNCHES = """
+__attribute__((section(".gemmill.launch"), used)) static const unsigned launches[2][2] = {{384, 200000}, {384, 100000}};
+"""
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with a library that says what its launches take."""
+    folder = tmp_path_factory.mktemp("work")
+    argv = [find_compiler(), "-shared", "-fPIC", "-s", "-x", "c++", "-", "-o", folder / "kernel.so"]
+    subprocess.run(argv, input=LAUNCHES, text=True, check=True)
+    return folder
+
+
+def test_resources_go_into_the_manifest_and_warnings_to_people(work: Path) -> None:
+    found, rest = cuda.resources(CONFIGS[0], REPORT.format(stack=0, spill=0), work)
+    assert found == {
+        "gemmill_fast": {
+            **{"stack": 0, "spill_stores": 0, "spill_loads": 0, "registers": 168, "static_shared_memory": 0},
+            **{"threads": 384, "dynamic_shared_memory": 200000},
+        },
+        "gemmill_scalar": {"threads": 384, "dynamic_shared_memory": 100000},
+    }
     assert rest == "kernel.cpp(3): warning: something to look at"
+
+
+def test_static_shared_memory_is_what_ptxas_says(work: Path) -> None:
+    report = REPORT.format(stack=0, spill=0).replace("used 16 barriers", "used 16 barriers, 1024 bytes smem")
+    assert cuda.resources(CONFIGS[0], report, work)[0]["gemmill_fast"]["static_shared_memory"] == 1024
 
 
 def test_a_spill_fails_the_build() -> None:
@@ -110,6 +137,52 @@ def test_a_script_on_path_is_followed_to_its_toolkit(tmp_path: Path, monkeypatch
     assert cuda.find_nvcc() == home / "nvcc"
 
 
+PARTS = {
+    "bin/ptxas": "nvidia-cuda-nvcc",
+    "nvvm/bin/cicc": "nvidia-nvvm",
+    "include/crt/host_config.h": "nvidia-cuda-crt",
+    "include/cuda.h": "nvidia-cuda-runtime",
+    "include/cuda_runtime.h": "nvidia-cuda-runtime",
+    "include/nv/target": "nvidia-cuda-cccl",
+}
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder laid out as the PyPI packages of CUDA are, and leave no other nvcc to be found."""
+    for root in ("cu13", "cu12"):
+        for name in ("bin/nvcc", *PARTS):
+            path = tmp_path / "nvidia" / root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("#!/bin/sh\n")
+            path.chmod(0o755)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "nvidia"), "/nowhere/nvidia"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec if name == "nvidia" else None)
+    return tmp_path / "nvidia" / "cu13"
+
+
+def test_nvcc_out_of_packages(packages: Path) -> None:
+    assert cuda.find_nvcc() == packages / "bin" / "nvcc"
+    assert cuda._include(packages / "bin" / "nvcc") == packages / "include"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_package_that_is_missing_is_named(packages: Path, part: str) -> None:
+    (packages / part).unlink()
+    with pytest.raises(UnsupportedError, match=f"comes without {part}: `pip install {PARTS[part]}` brings it"):
+        cuda.find_nvcc()
+
+
+def test_without_any_nvcc_the_error_says_what_to_install(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if Path("/usr/local/cuda/bin/nvcc").exists():
+        monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError, match=r"no CUDA compiler: .*pip install -e '\.\[cuda\]'"):
+        cuda.find_nvcc()
+
+
 def test_a_built_library_answers_without_a_gpu(tmp_path: Path) -> None:
     try:
         cuda.find_toolchain()
@@ -123,6 +196,8 @@ def test_a_built_library_answers_without_a_gpu(tmp_path: Path) -> None:
     found = build.store.cache.read(done.key)
     resources = found.manifest["build"]["resources"]
     assert set(resources) == {"gemmill_fast", "gemmill_scalar"} and all(r["registers"] for r in resources.values())
+    for entry in resources.values():
+        assert entry["threads"] % 128 == 0 and 16 * 1024 < entry["dynamic_shared_memory"] <= 227 * 1024
     library = found.path / "kernel.so"
     assert "libcuda.so.1" not in read_elf(library).needed
     said = json.loads(

@@ -11,7 +11,7 @@ from gemmill.errors import GemmillError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.elf import ElfError, check_library, read_elf
+from kernels.elf import ElfError, check_library, read_elf, read_section
 from kernels.paths import CHECKOUT
 
 SOURCE = """
@@ -20,6 +20,7 @@ __attribute__((visibility("default"))) int shown() { return 1; }
 __attribute__((visibility("default"), weak)) int weak() { return 1; }
 __attribute__((visibility("default"))) int data = 3;
 int hidden() { return 2; }
+__attribute__((section(".x.note"), used)) static const char note[4] = {'f', 'o', 'u', 'r'};
 static int local() { return 3; }
 __attribute__((visibility("default"))) int calls(int (*f)()) { return f() + local(); }
 int printf(const char*, ...);
@@ -43,11 +44,19 @@ def test_exports_and_needs(library: Path) -> None:
     assert [name for name in found.needed if name.startswith("libc.")]
 
 
+def test_sections_by_name(library: Path) -> None:
+    assert read_section(library, ".x.note") == b"four"
+    with pytest.raises(ElfError, match=r"has no section \.absent"):
+        read_section(library, ".absent")
+
+
 def test_other_files(tmp_path: Path) -> None:
     for content in (b"", b"\x7fELF", b"#!/bin/sh\n", b"MZ" + bytes(100)):
         (tmp_path / "x").write_bytes(content)
         with pytest.raises(ElfError, match="is not a 64-bit little-endian ELF file; it starts with"):
             read_elf(tmp_path / "x")
+        with pytest.raises(ElfError, match="is not a 64-bit little-endian ELF file"):
+            read_section(tmp_path / "x", ".x.note")
 
 
 @given(st.data())
@@ -61,6 +70,8 @@ def test_damage_is_an_elf_error_or_harmless(library: Path, data: st.DataObject) 
     damaged.write_bytes(content[: data.draw(st.integers(0, len(content)))] if data.draw(st.booleans()) else content)
     with contextlib.suppress(ElfError):
         read_elf(damaged)
+    with contextlib.suppress(ElfError):
+        read_section(damaged, ".x.note")
 
 
 def test_check_library_names_what_is_wrong(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 from factory import make_copier
+from gemmill.cache import Cache
 from gemmill.errors import GemmillError, UnsupportedError
+from support import add_object
 
 from kernels.arguments import parse
 from kernels.build import Outcome, State
@@ -111,6 +113,25 @@ def test_up_to_date_is_what_the_cache_says(one, reason, outcome, compiled, teste
     found.build = FakeBuild(State(config, "k", SimpleNamespace(outcome=outcome), reason))
     assert found.compile_task(config)["uptodate"][0]() is compiled
     assert found.selftest_task(config)["uptodate"][0]() is tested
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "gfx942"])
+@pytest.mark.parametrize("outcome", ["passed", "failed"])
+def test_what_a_device_elsewhere_said_stands(monkeypatch, tmp_path, arch, outcome):
+    """After `gemmill merge`: a kernel that passed is not tested again, and no simulation covers a failure."""
+    monkeypatch.setattr("kernels.graph.why_arch_not_here", lambda row: f"no {row.name} device")
+    found = graph(f"arch={arch}", "variant=fp8", "layout=rcr", "family=decode", f"cache={tmp_path}")
+    config = found.selected["compile"][0]
+    library = tmp_path / "kernel.so"
+    library.write_bytes(b"code")
+    key = add_object(tmp_path, library, config, outcome=outcome, reason="wrong at C[0, 0]")
+    found.build = FakeBuild(State(config, key, Cache(tmp_path).read(key), ""))
+    assert found.selftest_task(config)["uptodate"][0]() is (outcome == "passed")
+    if outcome == "failed":
+        failed = found.run_selftest(config)
+        assert isinstance(failed, KernelFailed)
+        assert failed.outcome == "selftest failed"
+        assert failed.message.startswith("wrong at C[0, 0] (on ")
 
 
 def test_failed_compilation_can_be_repeated_in_a_shell(one):

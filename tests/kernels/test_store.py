@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from gemmill.cache import LIBRARY, MANIFEST_SCHEMA, Cache, canonical_json, object_path, sha256_text
 from gemmill.errors import CorruptObject
+from gemmill.tree import StoreError
 
-from kernels.store import InputsChanged, Store, StoreError
+from kernels.store import InputsChanged, Store
 
 
 def manifest(number: int) -> dict[str, Any]:

@@ -187,3 +187,31 @@ def object_directory(cache: Cache, key: str) -> Path:
 
 
 IS_INT4 = {name: row.a == INT4 for name, row in VARIANTS.items()}
+
+
+def selftest_record(
+    key: str,
+    library_sha256: str,
+    outcome: str,
+    *,
+    arch: str = "generic",
+    date: str = "2026-01-01T00:00:00+00:00",
+    simulated: bool | None = None,
+) -> dict[str, Any]:
+    """Return a whole selftest record, such as another machine would send."""
+    device = {"cpu": "a processor", "machine": "x86_64", "system": "Linux", "arch": arch}
+    return {
+        "schema": 1,
+        "key": key,
+        "library_sha256": library_sha256,
+        "outcome": outcome,
+        "reason": "wrong at C[0, 0]" if outcome == "failed" else None,
+        "device": {**device, "simulated": True} if simulated or outcome == "simulated" else device,
+        "shapes": [[1, 1, 1]],
+        "errors": {"random 1x1x1": 0.5},
+        "seconds": 1.0,
+        "time_ms": None,
+        "time_shape": None,
+        "gemmill": "0.1.0",
+        "date": date,
+    }

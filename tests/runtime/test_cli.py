@@ -185,7 +185,7 @@ def test_selftest_says_when_nothing_is_recorded(found_cache, capsys, monkeypatch
     from gemmill import selftest
 
     add_fake(found_cache.root, outcome=None)
-    monkeypatch.setattr(selftest, "_save", lambda path, record: {"saved": False, "not_saved": "read-only"})
+    monkeypatch.setattr(selftest, "_save", lambda cache, record: {"saved": False, "not_saved": "read-only"})
     assert main(["selftest"]) == 0
     assert "         not recorded: read-only" in lines(capsys)
 

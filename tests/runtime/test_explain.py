@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmill.explain import differences, explain_difference, explain_key, flatten, source_diff
+from gemmill.explain import differences, explain_difference, explain_key, flatten, resource_lines, source_diff
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,3 +61,17 @@ def test_a_key_reads_well():
 
 def test_equal_sources_have_no_diff():
     assert source_diff("a\n", "a\n") == ""
+
+
+def test_what_a_kernel_takes_is_told_an_entry_a_line():
+    one = manifest("a", "x")
+    assert resource_lines(one) == []
+    one["build"] = {"resources": {"fast": {"registers": 168, "dynamic_shared_memory": 9}, "scalar": {"registers": 80}}}
+    assert resource_lines(one) == ["fast: registers 168, dynamic shared memory 9", "scalar: registers 80"]
+    assert explain_key(one).splitlines()[-3:] == [
+        "what came out of it takes",
+        "  fast: registers 168, dynamic shared memory 9",
+        "  scalar: registers 80",
+    ]
+    one["build"] = {"resources": {"vgprs": 64, "lds": 1024}}
+    assert resource_lines(one) == ["vgprs 64, lds 1024"]

@@ -8,12 +8,13 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from gemmill import selftest
+from gemmill import cuda, device, selftest
 from gemmill.cache import LIBRARY, MANIFEST, SELFTEST, Cache
 from gemmill.errors import CorruptObject, Refused
 from gemmill.fence import Arena
@@ -67,6 +68,31 @@ def test_the_record_says_what_was_done(cache, untested):
     random = [value for name, value in on_disk["errors"].items() if name.startswith("random")]
     assert len(random) == 3
     assert all(0 < value <= 1 for value in random)
+
+
+def test_the_record_names_the_gpu(cache, untested, monkeypatch):
+    monkeypatch.setattr(selftest, "gpu_name", lambda arch: "NVIDIA H200")
+    run_selftest(cache, untested, run=lambda argv, timeout: PASSED)
+    assert record_file(cache, untested)["device"]["gpu"] == "NVIDIA H200"
+
+
+def test_names_of_gpus(monkeypatch):
+    monkeypatch.setattr(device, "hip_archs", lambda: ["gfx942"])
+    monkeypatch.setattr(cuda, "devices", lambda: [cuda.Device(0, "an A100", (8, 0)), cuda.Device(1, "an H200", (9, 0))])
+    found = {arch: device.gpu_name(arch) for arch in ("generic", "sm_90a", "gfx942", "gfx950")}
+    assert found == {"generic": None, "sm_90a": "an H200", "gfx942": "gfx942", "gfx950": None}
+    monkeypatch.setattr(cuda, "devices", list)
+    assert device.gpu_name("sm_90a") is None
+
+
+def test_a_simulation_replaces_no_verdict_of_a_device(cache, untested, monkeypatch):
+    run_selftest(cache, untested, run=lambda argv, timeout: PASSED)
+    record = record_file(cache, untested)
+    simulated = {**record, "outcome": "simulated", "device": {**record["device"], "simulated": True}}
+    said = selftest._save(cache, simulated)
+    assert not said["saved"]
+    assert "passed on a real device counts more" in said["not_saved"]
+    assert record_file(cache, untested) == record
 
 
 @pytest.mark.parametrize("config", list(configs()), ids=lambda c: f"{c.variant}-{c.layout}-{c.family}")
@@ -224,14 +250,11 @@ PASSED = (0, '{"outcome": "passed", "reason": null}', "")
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
-@pytest.mark.parametrize("call", ["open", "fsync", "replace"])
+@pytest.mark.parametrize("call", ["mkstemp", "fsync", "replace"])
 def test_a_place_that_cannot_be_written_is_said_and_left_as_it_was(cache, untested, monkeypatch, call, number):
-    module = os if call == "fsync" else Path
-    real = getattr(module, call)
+    module = {"mkstemp": tempfile, "fsync": os, "replace": Path}[call]
 
     def fail(*arguments, **options):
-        if call == "open" and "w" not in arguments:
-            return real(*arguments, **options)
         raise OSError(number, os.strerror(number))
 
     before = sorted(object_directory(cache, untested).iterdir())

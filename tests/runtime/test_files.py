@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-from kernels.files import make_directory, signature, write_atomically
+from gemmill.files import make_directory, signature, write_atomically
 
 
 def test_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:

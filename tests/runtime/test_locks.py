@@ -11,9 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from factory import ENVIRONMENT
-
-from kernels.locks import hold, try_lock
+from gemmill.locks import hold, try_lock
 
 
 def test_file_stays_with_its_inode(tmp_path: Path) -> None:
@@ -51,14 +49,14 @@ def test_exclusive_between_processes(tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     counter.write_text("0")
     text = (
-        "import sys, time\nfrom pathlib import Path\nfrom kernels.locks import hold\n"
+        "import sys, time\nfrom pathlib import Path\nfrom gemmill.locks import hold\n"
         "folder = Path(sys.argv[1])\n"
         "for _ in range(20):\n"
         "    with hold(folder / 'a.lock'):\n"
         "        n = int((folder / 'counter').read_text()); time.sleep(0.001)\n"
         "        (folder / 'counter').write_text(str(n + 1))\n"
     )
-    running = [subprocess.Popen([sys.executable, "-c", text, str(tmp_path)], env=ENVIRONMENT) for _ in range(4)]
+    running = [subprocess.Popen([sys.executable, "-c", text, str(tmp_path)]) for _ in range(4)]
     assert [one.wait(60) for one in running] == [0] * 4
     assert counter.read_text() == "80"
 
@@ -66,11 +64,11 @@ def test_exclusive_between_processes(tmp_path: Path) -> None:
 def test_freed_by_kill(tmp_path: Path) -> None:
     path = tmp_path / "a.lock"
     text = (
-        "import sys, time\nfrom pathlib import Path\nfrom kernels.locks import hold\n"
+        "import sys, time\nfrom pathlib import Path\nfrom gemmill.locks import hold\n"
         "with hold(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)\n"
     )
     argv = [sys.executable, "-c", text, str(path)]
-    with subprocess.Popen(argv, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         assert try_lock(path) is None
         holder.send_signal(signal.SIGKILL)
