@@ -159,6 +159,8 @@ def probe_cxx(command: tuple[str, ...]) -> Probe:
 
 def _zig_in(folder: Path, command: tuple[str, ...]) -> Path | None:
     """Return the zig that said it is clang, installed in `folder`; None where that is clang, perhaps beside a zig."""
+    if _is_zig(command[0]):  # before 0.14 it says that it is installed in /usr/bin
+        return Path(command[0])
     zig = folder / "zig"
     if not zig.is_file():
         return None
@@ -276,8 +278,11 @@ def _program(name: str) -> str | None:
 def _with_mode(name: str, command: tuple[str, ...]) -> tuple[str, ...]:
     if Path(name).name == "hipcc":
         return (_clang_of_hipcc(command[0]), *command[1:])
-    is_zig = re.fullmatch(r"zig([-.]?\d.*|\.exe)?", Path(name).name)
-    return (command[0], "c++", *command[1:]) if is_zig and "c++" not in command else command
+    return (command[0], "c++", *command[1:]) if _is_zig(name) and "c++" not in command else command
+
+
+def _is_zig(program: str) -> bool:
+    return re.fullmatch(r"zig([-.]?\d.*|\.exe)?", Path(program).name) is not None
 
 
 def _clang_of_hipcc(program: str) -> str:

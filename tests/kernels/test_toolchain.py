@@ -235,6 +235,15 @@ def test_zig_by_name_path_and_wrapper(tmp_path: Path, monkeypatch: pytest.Monkey
     assert find_toolchain().command[1:] == ("c++",)
 
 
+def test_a_zig_that_says_it_is_installed_elsewhere(tmp_path: Path) -> None:
+    """Up to 0.13 it names /usr/bin; asked with -### it would wait for ever."""
+    zig = fake_zig(tmp_path)
+    zig.write_text(zig.read_text().replace(f"InstalledDir: {tmp_path}", "InstalledDir: /usr/bin"))
+    assert "/usr/bin" in zig.read_text()
+    found = find_toolchain(str(zig))
+    assert (found.kind, found.identity["version"]) == ("zig", "zig 0.99.1")
+
+
 def test_zig_and_clang_in_one_directory(tmp_path: Path) -> None:
     zig = fake_zig(tmp_path / "bin")
     clang = script(zig.parent / "clang++", CLANG.format(folder=zig.parent))
