@@ -39,7 +39,7 @@ ARGUMENTS = {
     "out": "output types: " + ", ".join(OUTPUTS) + "; default f16",
     "provider": "whose kernels: native (gemmill's own, the default) or ck_tile (AMD's Composable Kernel)",
     "jobs": "tasks at a time; default: what cores and free memory allow",
-    "toolchain": "compiler: g++, clang++, zig or a path; default: $CXX, then what is installed",
+    "toolchain": "compiler: g++, clang++, zig, hipcc or a path; default: $CXX, then what is installed",
     "cache": "cache directory; default: cache/ of this checkout",
     "catalogue": "TOML file that says which kernels exist; default: kernels/catalogue/gemm_aquant.toml",
     "timeout": "seconds a selftest may take; default 120",

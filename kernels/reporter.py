@@ -91,7 +91,7 @@ class Reporter:
     def execute_task(self, task: Any) -> None:
         """Note that a task starts."""
         if task.meta:
-            self.progress.start(task.meta["stage"], task.meta["config"].name)
+            self.progress.start(task.meta["stage"], task.meta["config"].id)
 
     def add_success(self, task: Any) -> None:
         """Note that a task has done its work."""
@@ -99,7 +99,7 @@ class Reporter:
             return
         stage, row = task.meta["stage"], self.rows[task.meta["config"].id]
         said = task.values
-        took = self.progress.finish(stage, row.config.name, ok=True)
+        took = self.progress.finish(stage, row.config.id, ok=True)
         row.seconds += took
         row.outcome = said["outcome"]
         row.error = said.get("error", row.error)
@@ -118,7 +118,7 @@ class Reporter:
             if not row.outcome:  # its dependency was left out, which doit calls a failure too
                 row.outcome, row.ok = "not run", False
             return
-        took = self.progress.finish(stage, row.config.name, ok=False)
+        took = self.progress.finish(stage, row.config.id, ok=False)
         row.seconds += took
         row.ok = False
         row.outcome = getattr(fail, "outcome", f"{stage} failed")

@@ -64,6 +64,8 @@ class Simulator:
     def device(self, source: Path, headers: Path | None = None) -> Iterator[Path]:
         """Give the path of a simulated device for a generated source, which lives as long as the context.
 
+        A process that loads it has a HIP driver from then on: kernel libraries find it by its soname.
+
         Parameters
         ----------
         source : Path
@@ -77,9 +79,9 @@ class Simulator:
             yield library
 
     def build(self, source: Path, library: Path, headers: Path | None = None) -> None:
-        """Compile a generated source to the simulated device `library`; `headers` as for `device`."""
+        """Compile a generated source to the simulated device `library`, whose soname is its file's name."""
         objects = [str(path) for path in self.objects()]
-        first = ["-O1", *self._includes(headers), "-shared", f"-Wl,-soname,{SONAME}", "-x", "c++", str(source)]
+        first = ["-O1", *self._includes(headers), "-shared", f"-Wl,-soname,{library.name}", "-x", "c++", str(source)]
         self._compile(first, ["-x", "none", *objects, "-o", str(library)], library.parent)
 
     def objects(self) -> list[Path]:

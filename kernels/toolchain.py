@@ -11,6 +11,7 @@ environment (`compiler_environment`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -19,7 +20,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,9 @@ def find_toolchain(wanted: str | None = None, memo: Path | None = None) -> Toolc
     Parameters
     ----------
     wanted : str, optional
-        A name (``g++``, ``clang++``, ``zig``), a path, or a command with arguments. Default: ``CXX``, then g++,
-        clang++, zig, and the zig of the PyPI package ziglang.
+        A name (``g++``, ``clang++``, ``zig``, ``hipcc``), a path, or a command with arguments. Default: ``CXX``, then
+        g++, clang++, zig, and the zig of the PyPI package ziglang. Where there is no g++ or clang++ of that name, the
+        newest with a number (``clang++-19``) is meant; hipcc means the clang that it starts.
     memo : Path, optional
         A file that keeps what was learnt about a compiler, so that asking again costs a few stat calls.
 
@@ -90,8 +92,8 @@ def find_toolchain(wanted: str | None = None, memo: Path | None = None) -> Toolc
         command = _parse(asked.partition("=")[2])
         if command is None:
             raise UnsupportedError(
-                f"{asked}: there is no such compiler; accepted are {', '.join(NAMES)}, a path, or a command line; "
-                f"{_INSTALL}"
+                f"{asked}: there is no such compiler; accepted are {', '.join(NAMES)}, hipcc, a path, or a command "
+                f"line; {_INSTALL}"
             )
         return recall(command, memo, probe_cxx)
     for name in NAMES:
@@ -157,6 +159,8 @@ def probe_cxx(command: tuple[str, ...]) -> Probe:
 
 def _zig_in(folder: Path, command: tuple[str, ...]) -> Path | None:
     """Return the zig that said it is clang, installed in `folder`; None where that is clang, perhaps beside a zig."""
+    if _is_zig(command[0]):  # before 0.14 it says that it is installed in /usr/bin
+        return Path(command[0])
     zig = folder / "zig"
     if not zig.is_file():
         return None
@@ -225,11 +229,11 @@ def _own_options(step: list[str]) -> list[str]:
     return [word for word in step[1:] if "/" not in word]
 
 
-def ask(command: Iterable[str], *arguments: str) -> str:
+def ask(command: Iterable[str], *arguments: str, environment: Mapping[str, str] | None = None) -> str:
     """Return what a compiler prints when called with `arguments`; UnsupportedError where it fails."""
     argv = [*command, *arguments]
     try:
-        code, out, err = process.run(argv, _PROBE_SECONDS, env=compiler_environment())
+        code, out, err = process.run(argv, _PROBE_SECONDS, env={**compiler_environment(), **(environment or {})})
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnsupportedError(f"failed to ask the compiler what it is: {error}") from None
     if code:
@@ -248,10 +252,22 @@ def _parse(text: str) -> tuple[str, ...] | None:
         return None
     if words and (first := _program(words[0])):
         return _with_mode(words[0], (first, *words[1:]))
+    if text in ("g++", "clang++") and (names := numbered(text)):
+        return _parse(names[0])
     if text == "zig" and (spec := importlib.util.find_spec("ziglang")) and spec.submodule_search_locations:
         packaged = _program(str(Path(spec.submodule_search_locations[0]) / "zig"))
         return (packaged, "c++") if packaged else None
     return None
+
+
+def numbered(name: str) -> list[str]:
+    """Return the programs in PATH that are `name` with a release behind it (``clang++-19``), the newest first."""
+    found: set[tuple[int, str]] = set()
+    for folder in os.get_exec_path():
+        with contextlib.suppress(OSError):
+            matches = (re.fullmatch(rf"{re.escape(name)}-(\d+)", entry.name) for entry in Path(folder).iterdir())
+            found |= {(int(match[1]), match[0]) for match in matches if match}
+    return [program for _, program in sorted(found, reverse=True) if shutil.which(program)]
 
 
 def _program(name: str) -> str | None:
@@ -260,8 +276,27 @@ def _program(name: str) -> str | None:
 
 
 def _with_mode(name: str, command: tuple[str, ...]) -> tuple[str, ...]:
-    is_zig = re.fullmatch(r"zig([-.]?\d.*|\.exe)?", Path(name).name)
-    return (command[0], "c++", *command[1:]) if is_zig and "c++" not in command else command
+    if Path(name).name == "hipcc":
+        return (_clang_of_hipcc(command[0]), *command[1:])
+    return (command[0], "c++", *command[1:]) if _is_zig(name) and "c++" not in command else command
+
+
+def _is_zig(program: str) -> bool:
+    return re.fullmatch(r"zig([-.]?\d.*|\.exe)?", Path(program).name) is not None
+
+
+def _clang_of_hipcc(program: str) -> str:
+    """Return the clang that hipcc starts, without the options, headers and libraries that it adds to every call."""
+    # Where it also finds nvcc, hipcc would answer for that.
+    said = ask((program,), "--version", environment={"HIP_PLATFORM": "amd"})
+    folder = re.search(r"^InstalledDir: (.*)$", said, re.MULTILINE)
+    release = re.search(r"clang version (\d+)", said)
+    if folder and release:
+        for name in (f"clang++-{release[1]}", "clang++"):
+            clang = _program(str(Path(folder[1]) / name))
+            if clang and release[0] in ask((clang,), "--version"):
+                return clang
+    raise UnsupportedError(f"{program} --version does not say which clang it starts; it says: {said[:400]!r}")
 
 
 def _digest(path: Path) -> str:

@@ -16,7 +16,7 @@ from gemmill import __version__
 from gemmill.arch import ARCHS
 from gemmill.cache import NATIVE, Cache, CacheObject, object_path
 from gemmill.carry import add_commands
-from gemmill.device import cpu_model, gpu_drivers, why_arch_not_here
+from gemmill.device import cpu_model, why_arch_not_here
 from gemmill.errors import ArgumentError, CorruptObject, GemmillError, KernelNotFound
 from gemmill.explain import explain_difference, explain_key, resource_lines
 from gemmill.loader import Candidate, examine
@@ -277,8 +277,6 @@ def _explain(options: argparse.Namespace) -> int:
 def _env(options: argparse.Namespace) -> int:
     print(f"gemmill {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     print(f"cpu: {cpu_model()}")
-    drivers = ", ".join(f"{name} {'found' if found else 'not found'}" for name, found in gpu_drivers().items())
-    print(f"GPU drivers: {drivers}")
     print("archs:")
     for row in ARCHS.values():
         print(f"  {row.name:16} {row.encoding:5} {why_arch_not_here(row) or 'runs here'}")

@@ -8,9 +8,6 @@ from pathlib import Path
 
 from gemmill.arch import Arch, find_arch, why_not_host
 
-# Device files that a GPU driver makes, by backend.
-_GPU_FILES = {"cuda": "/dev/nvidia0", "hip": "/dev/kfd"}
-
 
 def cpu_model(cpuinfo: str = "/proc/cpuinfo") -> str:
     """Return the CPU's name, the machine's where the system gives none."""
@@ -65,11 +62,6 @@ def gpu_name(arch: str) -> str | None:
     except NoDriver:
         return None
     return device.name if device else None
-
-
-def gpu_drivers() -> dict[str, bool]:
-    """Return for each GPU backend whether its driver shows a device here."""
-    return {backend: Path(file).exists() for backend, file in _GPU_FILES.items()}
 
 
 def _why_not_cuda(arch: Arch) -> str | None:

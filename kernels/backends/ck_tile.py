@@ -12,20 +12,17 @@ library is linked.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
 import os
 import platform
 import re
 import shlex
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gemmill.errors import UnsupportedError
 
-from kernels import ck_instance, process
+from kernels import amd_compiler, ck_instance
 from kernels import toolchain as cxx
 from kernels.backends import hip
 from kernels.ck_headers import Headers, find_headers
@@ -57,11 +54,8 @@ _STATIC = {
 }
 _OF_ARCH = {"gfx950": ("-DCK_GFX950_SUPPORT", "-DCK_TILE_USE_OCP_FP8=1")}
 
-_FIRST_CLANG = {"gfx942": 19, "gfx950": 20}
-_FIRST_ZIG = (0, 15)  # has clang 20
-_NEWEST_CLANG = 25  # of the names with a number that are looked for
-_INSTALL = "ROCm brings one, so does `pip install ziglang`"
-_PROBE_SECONDS = 30
+# zig 0.15 has clang 20.
+FIRST = {"gfx942": {"clang": (19,), "zig": (0, 15)}, "gfx950": {"clang": (20,), "zig": (0, 15)}}
 
 
 def find_toolchain(wanted: str | None, memo: Path | None) -> Toolchain:
@@ -72,16 +66,10 @@ def find_toolchain(wanted: str | None, memo: Path | None) -> Toolchain:
     UnsupportedError
         Where one of them is missing, with what to install; or `wanted` is another compiler.
     """
-    found = _find_clang(wanted, memo)
-    return dataclasses.replace(
-        found,
-        identity={
-            **found.identity,
-            "lld": _lld_version(_find_lld(found)),
-            "hip": find_hip().identity,
-            "composable_kernel": find_headers().digest,
-        },
-    )
+    order = (str(rocm_root() / "llvm/bin/clang++"), "clang++", "zig", "hipcc")
+    found = amd_compiler.find_compiler(wanted, memo, FIRST, order)
+    headers = {"hip": find_hip().identity, "composable_kernel": find_headers().digest}
+    return dataclasses.replace(found, identity={**found.identity, **headers})
 
 
 def why_not(config: KernelConfig) -> str | None:
@@ -125,9 +113,7 @@ def context(config: KernelConfig) -> dict[str, Any]:
 
 def flags(config: KernelConfig, toolchain: Toolchain) -> dict[str, Any]:
     """Return every flag that can change the artefact, by step."""
-    if not _is_able(toolchain, config.arch):
-        said = toolchain.identity.get("version")
-        raise UnsupportedError(f"{config.arch} needs {_needed(config.arch)}, this is {said!r}; {_INSTALL}")
+    amd_compiler.require(toolchain, config.arch, FIRST)
     common = [*_COMMON, *_OF_KIND.get(toolchain.kind, ()), f"--offload-arch={config.arch}"]
     common += _OF_ARCH.get(config.arch, ())
     native = hip.flags(config, toolchain)
@@ -148,11 +134,11 @@ def commands(config: KernelConfig, source: Path, native: Path, library: Path, to
     step = flags(config, toolchain)
     ours = ["-I", str(native)]
     ck = [*ours, *_system_headers(native, toolchain)]
-    clang = [toolchain.command[0], "clang"] if toolchain.kind == "zig" else list(toolchain.command)
+    clang = amd_compiler.clang(toolchain)
     return [
         [*clang, *step["device"], *ck, str(source), "-o", ASSEMBLY],
         [*clang, *step["assemble"], ASSEMBLY, "-o", "kernel.o"],
-        [*_find_lld(toolchain), *step["link"], "kernel.o", "-o", hip.CODE_OBJECT],
+        [*amd_compiler.lld(toolchain), *step["link"], "kernel.o", "-o", hip.CODE_OBJECT],
         [*clang, *step["image"], *ours, os.devnull, "-o", "image.o"],
         [*clang, *step["plan"], *ck, str(source), "-o", "plan.o"],
         [*toolchain.command, *ours, str(source), "image.o", "plan.o", *step["host"], "-o", str(library)],
@@ -166,7 +152,7 @@ def _system_headers(native: Path, toolchain: Toolchain) -> list[str]:
     if toolchain.kind != "zig":
         return [*ck, f"--rocm-path={hip_root}"]
     # `zig c++` knows the library and takes no HIP, `zig clang` the other way round: the one says what the other needs.
-    said = _ask([*toolchain.command, "-###", "-c", "-x", "c++", os.devnull])
+    said = cxx.ask(toolchain.command, "-###", "-c", "-x", "c++", os.devnull)
     words = [word for line in said.splitlines() if line.lstrip().startswith(('"', "/")) for word in shlex.split(line)]
     pairs = [pair for pair in itertools.pairwise(words) if pair[0] in ("-isystem", "-D")]
     library = [word for pair in pairs if pair[0] == "-D" and "LIBC" in pair[1] for word in pair]
@@ -201,81 +187,3 @@ def resources(config: KernelConfig, output: str, work: Path) -> tuple[dict[str, 
 def _limits(config: KernelConfig, headers: Headers) -> dict[str, int]:
     limits: dict[str, int] = ck_instance.context(config, headers)["limits"]
     return limits
-
-
-def _find_clang(wanted: str | None, memo: Path | None) -> Toolchain:
-    """Return the first compiler that knows every arch, else the first that knows one."""
-    if wanted:
-        found = cxx.find_toolchain(wanted, memo)
-        if found.kind not in _STATIC:
-            raise UnsupportedError(
-                f"toolchain={wanted} is {found.kind}: provider=ck_tile needs clang or zig; {_INSTALL}"
-            )
-        return found
-    able: list[Toolchain] = []
-    looked = []
-    names = [f"clang++-{number}" for number in range(_NEWEST_CLANG, min(_FIRST_CLANG.values()) - 1, -1)]
-    for name in (str(rocm_root() / "llvm/bin/clang++"), "clang++", *names, "zig"):
-        if name != "zig" and shutil.which(name) is None:
-            continue
-        try:
-            found = cxx.find_toolchain(name, memo)
-        except UnsupportedError:
-            continue
-        if found.kind in _STATIC and all(_is_able(found, arch) for arch in _FIRST_CLANG):
-            return found
-        looked.append(f"{name} is {found.identity.get('version')}")
-        able += [found] if found.kind in _STATIC and any(_is_able(found, arch) for arch in _FIRST_CLANG) else []
-    if able:
-        return able[0]
-    raise UnsupportedError(
-        f"no compiler for Composable Kernel: needed is {_needed('gfx942')}, found {'; '.join(looked) or 'none'}; "
-        f"{_INSTALL}"
-    )
-
-
-def _find_lld(toolchain: Toolchain) -> list[str]:
-    """Return the command of lld: beside clang, in PATH, or zig's."""
-    if toolchain.kind == "zig":
-        return [toolchain.command[0], "ld.lld"]
-    for name in _lld_names(toolchain):
-        found = shutil.which(name)
-        if found:
-            return [found, *(["ld.lld"] if Path(name).name == "zig" else [])]
-    raise UnsupportedError(f"no lld for {toolchain}; {_INSTALL}")
-
-
-def _lld_names(toolchain: Toolchain) -> Iterator[str]:
-    folder = Path(toolchain.command[0]).resolve().parent
-    yield str(folder / "ld.lld")
-    yield "ld.lld"
-    yield from (f"ld.lld-{number}" for number in _version(toolchain))
-    yield "zig"
-    spec = importlib.util.find_spec("ziglang")
-    yield from (f"{folder}/zig" for folder in (spec and spec.submodule_search_locations) or ())
-
-
-def _lld_version(command: list[str]) -> str:
-    return _ask([*command, "--version"]).strip()
-
-
-def _ask(argv: list[str]) -> str:
-    code, out, err = process.run(argv, _PROBE_SECONDS, env=cxx.compiler_environment())
-    if code:
-        raise UnsupportedError(f"{shlex.join(argv)} failed with status {code}: {(err or out).strip()[:200]}")
-    return out + err
-
-
-def _version(toolchain: Toolchain) -> tuple[int, ...]:
-    pattern = r"zig (\d+)\.(\d+)" if toolchain.kind == "zig" else r"version (\d+)"
-    found = re.search(pattern, str(toolchain.identity.get("version", "")))
-    return tuple(map(int, found.groups())) if found else ()
-
-
-def _is_able(toolchain: Toolchain, arch: str) -> bool:
-    first = _FIRST_ZIG if toolchain.kind == "zig" else (_FIRST_CLANG[arch],)
-    return _version(toolchain) >= first
-
-
-def _needed(arch: str) -> str:
-    return f"clang {_FIRST_CLANG[arch]} or zig {'.'.join(map(str, _FIRST_ZIG))}, or later"

@@ -3,23 +3,23 @@
     kernel.cpp --clang--> kernel.s --as--> kernel.o --lld--> kernel.co --incbin--> image.o
     kernel.cpp + image.o --host compiler--> kernel.so
 
-One source serves both sides (templates/hip.cpp.j2). The `ziglang` package brings clang, lld and a C library; a clang
-of its own with lld does as well.
+One source serves both sides (templates/hip.cpp.j2). The `ziglang` package brings clang, lld and a C library; another
+clang with lld does as well, see kernels/amd_compiler.py.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import re
 from pathlib import Path
 from typing import Any
 
 from gemmill.errors import UnsupportedError
 
-from kernels import toolchain as cxx
+from kernels import amd_compiler
 from kernels.code_object import read_kernels
 from kernels.config import KernelConfig
+from kernels.hip_headers import rocm_root
 from kernels.toolchain import Toolchain
 
 __all__ = ["TEMPLATE", "commands", "find_toolchain", "flags", "resources"]
@@ -39,40 +39,29 @@ HOST_FLAGS = (
     *("-Wall", "-Wextra", "-DGEMMILL_HOST", "-shared", "-pthread", "-s", "-nostdlib++", "-Wl,--as-needed", "-ldl"),
 )
 
-# First releases that do: of clang, and of zig, whose releases carry one clang each. clang 17 to 19 know gfx90a and
-# gfx942, but not the gfx950 builtins that native/hip names whatever it is compiled for.
-_FIRST_CLANG = {"gfx90a": (20,), "gfx942": (20,), "gfx950": (20,)}
-_FIRST_ZIG = {"gfx90a": (0, 12), "gfx942": (0, 12), "gfx950": (0, 15)}
-
-_INSTALL = "`pip install ziglang` brings one (anywhere); so does `apt install clang lld`, where it is new enough"
+# First releases that do: of clang, whose 15 lacks builtins, and of zig, whose releases carry one clang each.
+FIRST = {
+    "gfx90a": {"clang": (16,), "zig": (0, 12)},
+    "gfx942": {"clang": (17,), "zig": (0, 12)},
+    "gfx950": {"clang": (20,), "zig": (0, 15)},
+}
 
 
 def find_toolchain(wanted: str | None, memo: Path | None) -> Toolchain:
-    """Return zig or clang.
+    """Return zig, else ROCm's or a system's clang, else the clang that hipcc starts.
 
     Raises
     ------
     UnsupportedError
-        Where neither is there, or `wanted` is another compiler.
+        Where none is there, or `wanted` is another compiler.
     """
-    if wanted:
-        found = cxx.find_toolchain(wanted, memo)
-        if found.kind not in ("zig", "clang"):
-            raise UnsupportedError(f"toolchain={wanted} is {found.kind}, which has no AMD GPU targets; {_INSTALL}")
-        return found
-    for name in ("zig", "clang++"):
-        try:
-            return cxx.find_toolchain(name, memo)
-        except UnsupportedError:
-            continue
-    raise UnsupportedError(
-        f"no compiler for AMD GPUs: looked for zig, the Python package ziglang and clang++; {_INSTALL}"
-    )
+    order = ("zig", str(rocm_root() / "llvm/bin/clang++"), "clang++", "hipcc")
+    return amd_compiler.find_compiler(wanted, memo, FIRST, order)
 
 
 def flags(config: KernelConfig, toolchain: Toolchain) -> dict[str, Any]:
     """Return every flag that can change the artefact, by step."""
-    _check_version(config.arch, toolchain)
+    amd_compiler.require(toolchain, config.arch, FIRST)
     host = [*HOST_FLAGS, *(["-mcpu=baseline"] if toolchain.kind == "zig" else [])]
     return {
         "device": [*DEVICE_FLAGS, f"--offload-arch={config.arch}"],
@@ -90,15 +79,12 @@ def flags(config: KernelConfig, toolchain: Toolchain) -> dict[str, Any]:
 def commands(config: KernelConfig, source: Path, native: Path, library: Path, toolchain: Toolchain) -> list[list[str]]:
     """Return the five commands that make `library` from `source`."""
     step = flags(config, toolchain)
-    program, *rest = toolchain.command
-    clang, lld = (
-        ([program, "clang"], [program, "ld.lld"]) if toolchain.kind == "zig" else ([program, *rest], ["ld.lld"])
-    )
+    clang = amd_compiler.clang(toolchain)
     include = ["-I", str(native)]
     return [
         [*clang, *step["device"], *include, str(source), "-o", "kernel.s"],
         [*clang, *step["assemble"], "kernel.s", "-o", "kernel.o"],
-        [*lld, *step["link"], "kernel.o", "-o", CODE_OBJECT],
+        [*amd_compiler.lld(toolchain), *step["link"], "kernel.o", "-o", CODE_OBJECT],
         # Not by the host compiler from C++: zig's cache would not see what .incbin reads.
         [*clang, *step["image"], *include, os.devnull, "-o", "image.o"],
         [*toolchain.command, *step["host"], *include, str(source), "image.o", "-o", str(library)],
@@ -121,13 +107,3 @@ def resources(config: KernelConfig, output: str, work: Path) -> tuple[dict[str, 
             f"needed are zeros, so take a smaller tile"
         )
     return dict(figures), output
-
-
-def _check_version(arch: str, toolchain: Toolchain) -> None:
-    first = (_FIRST_ZIG if toolchain.kind == "zig" else _FIRST_CLANG)[arch]
-    said = str(toolchain.identity.get("version", ""))
-    found = re.search(r"\d+(?:\.\d+)*", said)
-    have = tuple(int(x) for x in found[0].split(".")) if found else ()
-    if have < first:
-        needed = ".".join(map(str, first))
-        raise UnsupportedError(f"{arch} needs {toolchain.kind} {needed} or later, this is {said!r}; {_INSTALL}")

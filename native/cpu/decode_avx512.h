@@ -1,9 +1,9 @@
-/* Codes to float32 with AVX-512 F and BW, by way of half precision as decode_avx2.h explains. */
+/* Codes to float32 with AVX-512 F and BW, by way of half precision (half.h). */
 #pragma once
 
 #include "cpu/intrinsics.h"
 
-#include "cpu/fp8.h"
+#include "cpu/half.h"
 
 namespace gemmill {
 
@@ -11,26 +11,7 @@ using Element = float;
 constexpr int kDecodeStep = 32;
 constexpr bool kDecodesInRegisters = true;
 
-template <typename Format>
-struct HalfFromCode;
-
-template <>
-struct HalfFromCode<E5M2> {
-    static constexpr float kScale = 1.0f;
-    static GEMMILL_INLINE __m512i run(__m512i codes) { return _mm512_slli_epi16(codes, 8); }
-};
-
-template <>
-struct HalfFromCode<E4M3fn> {
-    static constexpr float kScale = 256.0f;
-    static GEMMILL_INLINE __m512i run(__m512i codes) {
-        const __m512i high = _mm512_slli_epi16(codes, 8);
-        const __m512i magnitude = _mm512_set1_epi16(0x7f00);
-        const __mmask32 is_nan = _mm512_cmpeq_epi16_mask(_mm512_and_si512(high, magnitude), magnitude);
-        const __m512i half = _mm512_and_si512(_mm512_srai_epi16(high, 1), _mm512_set1_epi16(-0x4001));
-        return _mm512_mask_mov_epi16(half, is_nan, _mm512_set1_epi16(0x7e00));
-    }
-};
+typedef int16_t Lanes __attribute__((vector_size(64)));
 
 template <typename Format>
 struct Decoder {
@@ -38,7 +19,7 @@ struct Decoder {
     static GEMMILL_INLINE void load(__m512 (&out)[2], const uint8_t* codes) {
         using Half = HalfFromCode<Format>;
         const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
-        const __m512i half = Half::run(_mm512_cvtepu8_epi16(bytes));
+        const __m512i half = reinterpret_cast<__m512i>(Half::run(reinterpret_cast<Lanes>(_mm512_cvtepu8_epi16(bytes))));
         out[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(half));
         out[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1));
         if (Half::kScale != 1.0f) {

@@ -45,26 +45,13 @@ __attribute__((noinline)) int enter() {
     return g_pool.enter();
 }
 
-/* Stored shapes of A, B and C. */
-struct Shapes {
-    Shape a, b, c;
-};
-
-Shapes stored_shapes(int64_t m, int64_t n, int64_t k) {
-    return {Kernel::kOrderA == Order::kContiguousK ? Shape{m, k} : Shape{k, m},
-            Kernel::kOrderB == Order::kContiguousK ? Shape{n, k} : Shape{k, n}, Shape{m, n}};
-}
+constexpr Storage kStorage = {Kernel::kOrderA == Order::kContiguousRows, Kernel::ScaleLayout::kColumnMajor,
+                              Kernel::kOrderB == Order::kContiguousK, Kernel::ScaleLayout::kShuffledGroups};
 
 /* The product, for checked arguments. */
 void compute(const Problem& p) {
     if (p.m == 0 || p.n == 0) return;
     multiply<Kernel>(g_pool, p);
-}
-
-Problem make_problem(const void* a, const void* aq, const void* b, void* c, int64_t m, int64_t n, int64_t k,
-                     int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc) {
-    return Problem{static_cast<const uint8_t*>(a), static_cast<const uint8_t*>(b), aq, static_cast<char*>(c), m, n, k,
-                   lda, ldb, ldaq, ldc};
 }
 
 double now_ms() {
@@ -89,20 +76,8 @@ float time_compute(const Problem& p) {
 __attribute__((noinline)) int run_packed(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N,
                                          int64_t K, int64_t stride_A, int64_t stride_AQ, int64_t stride_B,
                                          int64_t stride_C, int64_t QK_A, int k_batch, float* time_ms) {
-    int code = check_sizes(M, N, K);
-    if (code) return code;
-    const Shapes shapes = stored_shapes(M, N, K);
-    const Shape aq = Kernel::ScaleLayout::packed_shape(M, ceil_div(K, kGroupK));
-    code = expect_equal("stride_A", stride_A, shapes.a.length, "the packed stride of this layout");
-    if (!code) code = expect_equal("stride_AQ", stride_AQ, aq.length, "the packed stride of this layout");
-    if (!code) code = expect_equal("stride_B", stride_B, shapes.b.length, "the packed stride of this layout");
-    if (!code) code = expect_equal("stride_C", stride_C, shapes.c.length, "the packed stride of this layout");
-    if (!code) code = expect_equal("QK_A", QK_A, ceil_div(K, kGroupK), "which is ceil(K / 128)");
-    if (code) return code;
-    if (k_batch != 1) {
-        return (Message() << "k_batch = " << k_batch << ": expected 1, this kernel does not split k").unsupported();
-    }
-    code = check_pointers(A, AQ, B, C, M, N, K);
+    Problem p = make_problem(A, AQ, B, C, M, N, K, stride_A, stride_AQ, stride_B, stride_C);
+    int code = check_packed(kStorage, p, QK_A, k_batch);
     if (code) return code;
     if (M == 0 || N == 0) { /* nothing to write, and AQ may be NULL */
         if (time_ms) *time_ms = 0;
@@ -110,7 +85,6 @@ __attribute__((noinline)) int run_packed(const void* A, const void* AQ, const vo
     }
     code = enter();
     if (code) return code;
-    Problem p = make_problem(A, AQ, B, C, M, N, K, stride_A, stride_AQ, stride_B, stride_C);
     void* owned = nullptr;
     if (!Kernel::ScaleLayout::prepare(p, kScaleBytes<Kernel::Scale>, &owned)) {
         g_pool.leave();
@@ -126,25 +100,13 @@ __attribute__((noinline)) int run_packed(const void* A, const void* AQ, const vo
 __attribute__((noinline)) int run_strided(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N,
                                           int64_t K, int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc,
                                           void* stream) {
-    int code = check_sizes(M, N, K);
-    if (code) return code;
-    const Shapes shapes = stored_shapes(M, N, K);
-    const Shape aq = Kernel::ScaleLayout::shape(M, ceil_div(K, kGroupK));
-    code = expect_at_least("lda", lda, shapes.a.length);
-    if (!code) code = expect_at_least("ldaq", ldaq, aq.length);
-    if (!code) code = expect_at_least("ldb", ldb, shapes.b.length);
-    if (!code) code = expect_at_least("ldc", ldc, shapes.c.length);
-    if (!code) code = expect_addressable("A", shapes.a.lines, lda, shapes.a.length);
-    if (!code) code = expect_addressable("AQ", aq.lines, ldaq, aq.length);
-    if (!code) code = expect_addressable("B", shapes.b.lines, ldb, shapes.b.length);
-    if (!code) code = expect_addressable("C", shapes.c.lines, ldc, shapes.c.length);
+    const Problem p = make_problem(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc);
+    int code = check_strided(kStorage, p);
     if (code) return code;
     if (stream) return (Message() << "stream: expected NULL, the cpu backend has no streams").unsupported();
-    code = check_pointers(A, AQ, B, C, M, N, K);
-    if (code) return code;
     code = enter();
     if (code) return code;
-    compute(make_problem(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc));
+    compute(p);
     g_pool.leave();
     return GEMMILL_OK;
 }

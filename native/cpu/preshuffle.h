@@ -13,11 +13,10 @@ namespace gemmill {
 /* b: groups in a tile of k. The leading dimension is the distance between two tiles. */
 template <int B>
 struct PreshuffledScales {
-    static ScaleView view(const Problem& p, int64_t m0, int64_t g0) { return {p.aq, g0 / B * p.ldaq + m0 * B, B, 1}; }
+    static constexpr bool kColumnMajor = false;
+    static constexpr int64_t kShuffledGroups = B;
 
-    /* The host entry takes row-major AQ, the other one shuffled AQ. */
-    static Shape packed_shape(int64_t m, int64_t groups) { return {m, groups}; }
-    static Shape shape(int64_t m, int64_t groups) { return {ceil_div(groups, B), m * B}; }
+    static ScaleView view(const Problem& p, int64_t m0, int64_t g0) { return {p.aq, g0 / B * p.ldaq + m0 * B, B, 1}; }
 
     /* Shuffle row-major AQ into memory of its own; false when there is none. */
     static bool prepare(Problem& p, size_t element_bytes, void** owned) {

@@ -31,16 +31,16 @@ struct ScaleView {
     int64_t origin, row_stride, group_stride;
 };
 
-/* How AQ is stored. shape(): lines and their length; prepare(): what the host entry hands on for the caller's AQ. */
+/* How AQ is stored. prepare(): what the host entry hands on for the caller's AQ. */
 template <bool ColumnMajor>
 struct PlainScales {
+    static constexpr bool kColumnMajor = ColumnMajor;
+    static constexpr int64_t kShuffledGroups = 0;
+
     static ScaleView view(const Problem& p, int64_t m0, int64_t g0) {
         if (ColumnMajor) return {p.aq, g0 * p.ldaq + m0, 1, p.ldaq};
         return {p.aq, m0 * p.ldaq + g0, p.ldaq, 1};
     }
-
-    static Shape packed_shape(int64_t m, int64_t groups) { return ColumnMajor ? Shape{groups, m} : Shape{m, groups}; }
-    static Shape shape(int64_t m, int64_t groups) { return packed_shape(m, groups); }
 
     /* Nothing to do, nothing to free. */
     static bool prepare(Problem&, size_t, void** owned) {

@@ -5,6 +5,7 @@
 
 #include "abi.h"
 #include "host/arguments.h"
+#include "host/preshuffle.h"
 #include "cuda/launch.h"
 
 /* The compiled device code, kernel.cubin in the directory of the build, put into this library by the assembler. */
@@ -27,41 +28,13 @@ __attribute__((section(".gemmill.launch"), used)) static const uint32_t kLaunche
 };
 
 constexpr int kScaleBytes = bytes_of(Kernel::aq), kOutBytes = bytes_of(Kernel::out);
-constexpr int64_t kGroupsPerTile = Kernel::preshuffle ? Kernel::preshuffle : 1;
-
-/* Stored shapes of the operands; `shuffled`: AQ as a preshufflequant kernel reads it. */
-struct Shapes {
-    Shape a, aq, b, c;
-};
-
-inline Shapes stored_shapes(int64_t m, int64_t n, int64_t k, bool shuffled) {
-    const int64_t groups = ceil_div(k, kGroupK);
-    Shapes s = {Shape{m, k}, Shape{m, groups}, Shape{k, n}, Shape{m, n}};
-    if (Kernel::a_col) s.a = {k, m};
-    if (Kernel::b_col) s.b = {n, k};
-    if (Kernel::aq_col) s.aq = {groups, m};
-    if (shuffled) s.aq = {ceil_div(groups, kGroupsPerTile), m * kGroupsPerTile};
-    return s;
-}
+constexpr Storage kStorage = {Kernel::a_col, Kernel::aq_col, Kernel::b_col, Kernel::preshuffle};
 
 inline int ready(Device& device, int& ordinal) {
     return current_device(gemmill_cubin, Traits<Kernel>::smem_bytes, Traits<Scalar<Kernel>>::smem_bytes, device, ordinal);
 }
 
 /* ---- Host pointers ---- */
-
-/* AQ from row-major (M, QK) to (T, M, b): a tile's b groups of every row side by side, zeros beyond QK. */
-inline void preshuffle(char* out, const char* in, int64_t m, int64_t groups) {
-    constexpr int64_t b = kGroupsPerTile;
-    for (int64_t t = 0; t * b < groups; ++t) {
-        const size_t have = static_cast<size_t>(min_of(b, groups - t * b) * kScaleBytes);
-        for (int64_t row = 0; row < m; ++row) {
-            memcpy(out, in + (row * groups + t * b) * kScaleBytes, have);
-            memset(out + have, 0, static_cast<size_t>(b * kScaleBytes) - have);
-            out += b * kScaleBytes;
-        }
-    }
-}
 
 /* Device memory of one call, freed on every way out. */
 class DeviceBuffer {
@@ -124,18 +97,8 @@ inline int time_launches(const Device& device, const Problem& p, float* time_ms)
 
 inline int run_packed(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N, int64_t K, int64_t stride_A,
                       int64_t stride_AQ, int64_t stride_B, int64_t stride_C, int64_t QK_A, int k_batch, float* time_ms) {
-    int code = check_sizes(M, N, K);
-    if (code) return code;
-    const Shapes shapes = stored_shapes(M, N, K, false);
-    code = expect_equal("stride_A", stride_A, shapes.a.length, "the packed stride of this layout");
-    if (!code) code = expect_equal("stride_AQ", stride_AQ, shapes.aq.length, "the packed stride of this layout");
-    if (!code) code = expect_equal("stride_B", stride_B, shapes.b.length, "the packed stride of this layout");
-    if (!code) code = expect_equal("stride_C", stride_C, shapes.c.length, "the packed stride of this layout");
-    if (!code) code = expect_equal("QK_A", QK_A, ceil_div(K, kGroupK), "which is ceil(K / 128)");
-    if (code) return code;
-    if (k_batch != 1)
-        return (Message() << "k_batch = " << k_batch << ": expected 1, this kernel splits k by itself").unsupported();
-    code = check_pointers(A, AQ, B, C, M, N, K);
+    Problem p = make_problem(A, AQ, B, C, M, N, K, stride_A, stride_AQ, stride_B, stride_C);
+    int code = check_packed(kStorage, p, QK_A, k_batch);
     if (!code) code = open_driver();
     ContextScope context;
     int ordinal = 0;
@@ -151,12 +114,12 @@ inline int run_packed(const void* A, const void* AQ, const void* B, void* C, int
         char* data = nullptr;
         ~HostBuffer() { free(data); }
     } shuffled;
-    const Shape stored_aq = stored_shapes(M, N, K, Kernel::preshuffle > 0).aq;
+    const Shape stored_aq = stored_shapes(kStorage, M, N, K).aq;
     const int64_t scales = stored_aq.lines * stored_aq.length;
     if (Kernel::preshuffle && K > 0) {
         shuffled.data = static_cast<char*>(malloc(static_cast<size_t>(scales * kScaleBytes)));
         if (!shuffled.data) return (Message() << "out of memory: preshuffled AQ of " << scales << " values").device_error();
-        preshuffle(shuffled.data, static_cast<const char*>(AQ), M, QK_A);
+        preshuffle(shuffled.data, static_cast<const char*>(AQ), M, QK_A, Kernel::preshuffle, kScaleBytes);
         AQ = shuffled.data;
     }
     DeviceBuffer a, aq, b, c;
@@ -165,8 +128,7 @@ inline int run_packed(const void* A, const void* AQ, const void* B, void* C, int
     if (!code) code = b.upload(B, K * N);
     if (!code) code = c.allocate(M * N * kOutBytes);
     if (code) return code;
-    const Problem p{a.get(), b.get(), aq.get(), reinterpret_cast<char*>(c.get()), M, N, K, stride_A, stride_B,
-                    stored_aq.length, stride_C};
+    p = make_problem(a.get(), aq.get(), b.get(), c.get(), M, N, K, stride_A, stored_aq.length, stride_B, stride_C);
     code = launch<Kernel>(device, p, nullptr);
     if (code) return code;
     GEMMILL_TRY(cuStreamSynchronize, nullptr);
@@ -178,18 +140,8 @@ inline int run_packed(const void* A, const void* AQ, const void* B, void* C, int
 
 inline int run_strided(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N, int64_t K, int64_t lda,
                        int64_t ldaq, int64_t ldb, int64_t ldc, void* stream) {
-    int code = check_sizes(M, N, K);
-    if (code) return code;
-    const Shapes shapes = stored_shapes(M, N, K, Kernel::preshuffle > 0);
-    code = expect_at_least("lda", lda, shapes.a.length);
-    if (!code) code = expect_at_least("ldaq", ldaq, shapes.aq.length);
-    if (!code) code = expect_at_least("ldb", ldb, shapes.b.length);
-    if (!code) code = expect_at_least("ldc", ldc, shapes.c.length);
-    if (!code) code = expect_addressable("A", shapes.a.lines, lda, shapes.a.length);
-    if (!code) code = expect_addressable("AQ", shapes.aq.lines, ldaq, shapes.aq.length);
-    if (!code) code = expect_addressable("B", shapes.b.lines, ldb, shapes.b.length);
-    if (!code) code = expect_addressable("C", shapes.c.lines, ldc, shapes.c.length);
-    if (!code) code = check_pointers(A, AQ, B, C, M, N, K);
+    const Problem p = make_problem(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc);
+    int code = check_strided(kStorage, p);
     if (!code) code = expect_aligned("C", C, kOutBytes);
     if (!code) code = expect_aligned("AQ", AQ, kScaleBytes);
     if (!code) code = open_driver();
@@ -204,8 +156,6 @@ inline int run_strided(const void* A, const void* AQ, const void* B, void* C, in
     if (!code) code = expect_device_pointer("B", B, ordinal, some && K > 0);
     if (!code) code = expect_device_pointer("C", C, ordinal, some);
     if (code) return code;
-    const Problem p{static_cast<const uint8_t*>(A), static_cast<const uint8_t*>(B), AQ, static_cast<char*>(C), M, N, K, lda, ldb,
-                    ldaq, ldc};
     return launch<Kernel>(device, p, static_cast<CUstream>(stream));
 }
 

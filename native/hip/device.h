@@ -114,7 +114,12 @@ f32x4 mfma_16x16x32(u32x2 p, u32x2 q, f32x4 d) {
         return __builtin_amdgcn_mfma_f32_16x16x32_bf8_bf8(bit_cast<long>(p), bit_cast<long>(q), d, 0, 0, 0);
 }
 
-// gfx950; thirty-two OCP bytes a lane, and an E8M0 scale of 1 (127) for every block of 32.
+// gfx950; thirty-two OCP bytes a lane, and an E8M0 scale of 1 (127) for every block of 32. Defined for that arch alone,
+// because compilers that do for the others don't know the instruction.
+template <Kind kKind>
+f32x4 mfma_16x16x128(u32x8 p, u32x8 q, f32x4 d);
+
+#ifdef __gfx950__
 template <Kind kKind>
 f32x4 mfma_16x16x128(u32x8 p, u32x8 q, f32x4 d) {
     constexpr int kFormat = kKind == Kind::fp8 ? 0 : 1;
@@ -123,5 +128,6 @@ f32x4 mfma_16x16x128(u32x8 p, u32x8 q, f32x4 d) {
     return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(bit_cast<i32x8>(p), bit_cast<i32x8>(q), d, kFormat, kFormat,
                                                             0, kUnit, 0, kUnit);
 }
+#endif
 
 }  // namespace gemmill::hip

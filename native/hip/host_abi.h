@@ -10,7 +10,6 @@
 #include "abi.h"
 #include "host/arguments.h"
 #include "host/preshuffle.h"
-#include "host/stored_shapes.h"
 #include "hip/driver.h"
 
 #ifdef __ASSEMBLER__ /* never: it is assembled by itself, but named here so that a kernel's key covers it */
@@ -22,6 +21,8 @@ extern "C" __attribute__((visibility("hidden"))) const unsigned char gemmill_cod
 
 namespace gemmill {
 
+constexpr Storage kStorage = {Kernel::kOrderA == Order::kContiguousRows, Kernel::kScalesColumnMajor,
+                              Kernel::kOrderB == Order::kContiguousK, Kernel::kPreshuffled ? Kernel::kTileK / kGroupK : 0};
 constexpr int kMaxDevices = 64;
 constexpr int kTimedLaunches = 10;
 
@@ -84,12 +85,16 @@ inline int current_entry(const Entry*& entry) {
     return code;
 }
 
-inline hip::GemmArgs make_args(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc) {
+/* What a launch passes on of a problem that the entry has checked: sizes fit in 32 bits. */
+inline hip::GemmArgs make_args(const Problem& p) {
     hip::GemmArgs args = {};
-    args.m = static_cast<int>(m), args.n = static_cast<int>(n), args.k = static_cast<int>(k);
-    args.lda = lda, args.ldaq = ldaq, args.ldb = ldb, args.ldc = ldc;
+    args.a = p.a, args.aq = p.aq, args.b = p.b, args.c = p.c;
+    args.m = static_cast<int>(p.m), args.n = static_cast<int>(p.n), args.k = static_cast<int>(p.k);
+    args.lda = p.lda, args.ldaq = p.ldaq, args.ldb = p.ldb, args.ldc = p.ldc;
     return args;
 }
+
+inline int check_entry(const Problem& p) { return Entry::check(p.m, p.n, p.k, p.lda, p.ldaq, p.ldb, p.ldc); }
 
 /* ---- Host pointers -------------------------------------------------------------------------------------- */
 
@@ -164,41 +169,41 @@ inline int time_launches(const Entry& entry, const hip::GemmArgs& args, void* wo
     return GEMMILL_OK;
 }
 
-/* AQ as this kernel takes it, on the device; `ldaq` follows. */
-inline int upload_scales(Buffer& buffer, const void* aq, int64_t m, int64_t groups, int64_t& ldaq) {
-    const int64_t bytes = m * groups * Kernel::kScaleBytes;
-    if (!Kernel::kPreshuffled) return buffer.upload(aq, bytes);
-    constexpr int64_t b = Kernel::kTileK / kGroupK;
-    const int64_t shuffled_bytes = ceil_div(groups, b) * m * b * Kernel::kScaleBytes;
-    ldaq = m * b;
-    char* const shuffled = static_cast<char*>(malloc(static_cast<size_t>(shuffled_bytes) + 1));
-    if (!shuffled) return (Message() << "out of memory: preshuffled AQ of " << shuffled_bytes << " bytes").device_error();
-    preshuffle(shuffled, static_cast<const char*>(aq), m, groups, b, Kernel::kScaleBytes);
-    const int code = buffer.upload(shuffled, shuffled_bytes);
+/* AQ as this kernel reads it, on the device; `ldaq` follows. */
+inline int upload_scales(Buffer& buffer, const Problem& p, int64_t& ldaq) {
+    const Shape shape = stored_shapes(kStorage, p.m, p.n, p.k).aq;
+    const int64_t bytes = shape.lines * shape.length * Kernel::kScaleBytes;
+    ldaq = shape.length;
+    if (!Kernel::kPreshuffled) return buffer.upload(p.aq, bytes);
+    char* const shuffled = static_cast<char*>(malloc(static_cast<size_t>(bytes) + 1));
+    if (!shuffled) return (Message() << "out of memory: preshuffled AQ of " << bytes << " bytes").device_error();
+    preshuffle(shuffled, static_cast<const char*>(p.aq), p.m, ceil_div(p.k, kGroupK), kStorage.shuffled_groups,
+               Kernel::kScaleBytes);
+    const int code = buffer.upload(shuffled, bytes);
     free(shuffled);
     return code;
 }
 
-inline int run_on_device(const void* A, const void* AQ, const void* B, void* C, hip::GemmArgs args, float* time_ms) {
+inline int run_on_device(const Problem& p, float* time_ms) {
     const Entry* entry = nullptr;
     int code = current_entry(entry);
     if (code) return code;
-    const int64_t m = args.m, n = args.n, k = args.k;
-    const int64_t bytes_c = m * n * Kernel::kOutBytes;
-    int64_t ldaq = args.ldaq;
+    hip::GemmArgs args = make_args(p);
+    const int64_t bytes_c = p.m * p.n * Kernel::kOutBytes;
+    int64_t ldaq = 0;
     Buffer a, aq, b, c, workspace;
-    code = a.upload(A, Kernel::kPackedA ? ceil_div(m * k, 2) : m * k);
-    if (!code) code = upload_scales(aq, AQ, m, ceil_div(k, kGroupK), ldaq);
-    if (!code) code = b.upload(B, k * n);
+    code = a.upload(p.a, Kernel::kPackedA ? ceil_div(p.m * p.k, 2) : p.m * p.k);
+    if (!code) code = upload_scales(aq, p, ldaq);
+    if (!code) code = b.upload(p.b, p.k * p.n);
     if (!code) code = c.allocate(bytes_c);
-    if (!code) code = workspace.allocate(Entry::workspace_bytes(m, n, k));
+    if (!code) code = workspace.allocate(Entry::workspace_bytes(p.m, p.n, p.k));
     if (code) return code;
     args.a = a.get(), args.aq = aq.get(), args.b = b.get(), args.c = c.get(), args.ldaq = ldaq;
     code = entry->launch(args, workspace.get(), nullptr);
     if (code) return code;
     GEMMILL_HIP(hipStreamSynchronize, nullptr); /* the default stream */
     if (time_ms) code = time_launches(*entry, args, workspace.get(), time_ms);
-    if (!code) code = c.download(C, bytes_c);
+    if (!code) code = c.download(p.c, bytes_c);
     /* Here, not in destructors: a failing hipFree is the device's failure too. */
     Buffer* const buffers[] = {&workspace, &c, &b, &aq, &a};
     for (Buffer* buffer : buffers) {
@@ -211,25 +216,13 @@ inline int run_on_device(const void* A, const void* AQ, const void* B, void* C, 
 inline int run_packed(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N, int64_t K,
                       int64_t stride_A, int64_t stride_AQ, int64_t stride_B, int64_t stride_C, int64_t QK_A,
                       int k_batch, float* time_ms) {
-    int code = check_sizes(M, N, K);
-    if (code) return code;
-    const Shapes shapes = stored_shapes<Kernel>(M, N, K);
-    code = expect_equal("stride_A", stride_A, shapes.a.length, "the packed stride of this layout");
-    if (!code) code = expect_equal("stride_AQ", stride_AQ, shapes.aq.length, "the packed stride of this layout");
-    if (!code) code = expect_equal("stride_B", stride_B, shapes.b.length, "the packed stride of this layout");
-    if (!code) code = expect_equal("stride_C", stride_C, shapes.c.length, "the packed stride of this layout");
-    if (!code) code = expect_equal("QK_A", QK_A, ceil_div(K, kGroupK), "which is ceil(K / 128)");
-    if (code) return code;
-    if (k_batch != 1) {
-        return (Message() << "k_batch = " << k_batch << ": expected 1, this kernel does not split k").unsupported();
-    }
-    code = check_pointers(A, AQ, B, C, M, N, K);
+    const Problem p = make_problem(A, AQ, B, C, M, N, K, stride_A, stride_AQ, stride_B, stride_C);
+    int code = check_packed(kStorage, p, QK_A, k_batch);
     if (code) return code;
     if (time_ms) *time_ms = 0;
     if (M == 0 || N == 0) return GEMMILL_OK;
-    code = Entry::check(M, N, K, stride_A, stride_AQ, stride_B, stride_C);
-    if (code) return code;
-    return run_on_device(A, AQ, B, C, make_args(M, N, K, stride_A, stride_AQ, stride_B, stride_C), time_ms);
+    code = check_entry(p);
+    return code ? code : run_on_device(p, time_ms);
 }
 
 /* ---- Device pointers ------------------------------------------------------------------------------------ */
@@ -237,31 +230,17 @@ inline int run_packed(const void* A, const void* AQ, const void* B, void* C, int
 inline int run_strided(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N, int64_t K,
                        int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc, void* workspace, int64_t workspace_bytes,
                        void* stream) {
-    int code = check_sizes(M, N, K);
-    if (code) return code;
-    const Shapes shapes = stored_shapes<Kernel>(M, N, K);
-    constexpr int64_t b = Kernel::kTileK / kGroupK;
-    const Shape aq = Kernel::kPreshuffled ? Shape{ceil_div(ceil_div(K, kGroupK), b), M * b} : shapes.aq;
-    code = expect_at_least("lda", lda, shapes.a.length);
-    if (!code) code = expect_at_least("ldaq", ldaq, aq.length);
-    if (!code) code = expect_at_least("ldb", ldb, shapes.b.length);
-    if (!code) code = expect_at_least("ldc", ldc, shapes.c.length);
-    if (!code) code = expect_addressable("A", shapes.a.lines, lda, shapes.a.length);
-    if (!code) code = expect_addressable("AQ", aq.lines, ldaq, aq.length);
-    if (!code) code = expect_addressable("B", shapes.b.lines, ldb, shapes.b.length);
-    if (!code) code = expect_addressable("C", shapes.c.lines, ldc, shapes.c.length);
-    if (!code) code = check_pointers(A, AQ, B, C, M, N, K);
+    const Problem p = make_problem(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc);
+    int code = check_strided(kStorage, p);
     if (code || M == 0 || N == 0) return code;
-    code = Entry::check(M, N, K, lda, ldaq, ldb, ldc);
+    code = check_entry(p);
     const int64_t needed = code ? 0 : Entry::workspace_bytes(M, N, K);
     if (!code) code = expect_pointer("workspace", workspace, needed > 0);
     if (!code && needed > 0) code = expect_at_least("workspace_bytes", workspace_bytes, needed);
     const Entry* entry = nullptr;
     if (!code) code = current_entry(entry);
     if (code) return code;
-    hip::GemmArgs args = make_args(M, N, K, lda, ldaq, ldb, ldc);
-    args.a = A, args.aq = AQ, args.b = B, args.c = C;
-    return entry->launch(args, workspace, static_cast<hipStream_t>(stream));
+    return entry->launch(make_args(p), workspace, static_cast<hipStream_t>(stream));
 }
 
 /* ---- Life ----------------------------------------------------------------------------------------------- */

@@ -40,7 +40,9 @@ struct Packed {
 
 template <Kind kKind, int kElements>
 Packed<kKind, kElements> load_chunk(const void* base, i64 element) {
-    return global_load<Packed<kKind, kElements>>((const u8*)base + element * bits_of(kKind) / 8);
+    using Chunk = Packed<kKind, kElements>;
+    using Value = typename Words<Chunk::kWords>::Value;  // clang before 20 copies no struct out of an address space
+    return bit_cast<Chunk>(global_load<Value>((const u8*)base + element * bits_of(kKind) / 8));
 }
 
 inline u32 byte_at(const void* base, i64 index) { return global_load<u8>((const u8*)base + index); }

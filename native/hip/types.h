@@ -14,6 +14,22 @@ typedef u32 u32x4 __attribute__((vector_size(16)));
 typedef u32 u32x8 __attribute__((vector_size(32)));
 typedef float f32x4 __attribute__((vector_size(16)));
 
+// So many words as one value, which one instruction loads.
+template <int kWords>
+struct Words;
+template <>
+struct Words<1> {
+    using Value = u32;
+};
+template <>
+struct Words<2> {
+    using Value = u32x2;
+};
+template <>
+struct Words<4> {
+    using Value = u32x4;
+};
+
 enum class Arch { gfx90a, gfx942, gfx950 };
 enum class Kind { fp8, bf8, int4, f32, f16, bf16 };
 enum class Pipeline { mem, compv3 };

@@ -3,7 +3,7 @@
 
 #include "host/base.h"
 #include "host/error.h"
-#include "host/problem.h"
+#include "host/stored_shapes.h"
 
 namespace gemmill {
 
@@ -50,14 +50,47 @@ inline int check_sizes(int64_t m, int64_t n, int64_t k) {
     return code;
 }
 
-inline int check_pointers(const void* a, const void* aq, const void* b, const void* c, int64_t m, int64_t n,
-                          int64_t k) {
-    const bool some = m > 0 && n > 0;
-    int code = expect_pointer("A", a, some && k > 0);
-    if (!code) code = expect_pointer("AQ", aq, some && k > 0);
-    if (!code) code = expect_pointer("B", b, some && k > 0);
-    if (!code) code = expect_pointer("C", c, some);
+inline int check_pointers(const Problem& p) {
+    const bool some = p.m > 0 && p.n > 0;
+    int code = expect_pointer("A", p.a, some && p.k > 0);
+    if (!code) code = expect_pointer("AQ", p.aq, some && p.k > 0);
+    if (!code) code = expect_pointer("B", p.b, some && p.k > 0);
+    if (!code) code = expect_pointer("C", p.c, some);
     return code;
+}
+
+/* dispatcher_run_aquant_gemm: every stride is the packed one. */
+inline int check_packed(const Storage& storage, const Problem& p, int64_t groups, int k_batch) {
+    int code = check_sizes(p.m, p.n, p.k);
+    if (code) return code;
+    const Shapes shapes = packed_shapes(storage, p.m, p.n, p.k);
+    code = expect_equal("stride_A", p.lda, shapes.a.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("stride_AQ", p.ldaq, shapes.aq.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("stride_B", p.ldb, shapes.b.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("stride_C", p.ldc, shapes.c.length, "the packed stride of this layout");
+    if (!code) code = expect_equal("QK_A", groups, ceil_div(p.k, kGroupK), "which is ceil(K / 128)");
+    if (code) return code;
+    if (k_batch != 1) {
+        return (Message() << "k_batch = " << k_batch << ": expected 1, how k is split is not the caller's choice")
+            .unsupported();
+    }
+    return check_pointers(p);
+}
+
+/* gemmill_gemm_aquant: leading dimensions may leave gaps, and AQ is stored as the kernel reads it. */
+inline int check_strided(const Storage& storage, const Problem& p) {
+    int code = check_sizes(p.m, p.n, p.k);
+    if (code) return code;
+    const Shapes shapes = stored_shapes(storage, p.m, p.n, p.k);
+    code = expect_at_least("lda", p.lda, shapes.a.length);
+    if (!code) code = expect_at_least("ldaq", p.ldaq, shapes.aq.length);
+    if (!code) code = expect_at_least("ldb", p.ldb, shapes.b.length);
+    if (!code) code = expect_at_least("ldc", p.ldc, shapes.c.length);
+    if (!code) code = expect_addressable("A", shapes.a.lines, p.lda, shapes.a.length);
+    if (!code) code = expect_addressable("AQ", shapes.aq.lines, p.ldaq, shapes.aq.length);
+    if (!code) code = expect_addressable("B", shapes.b.lines, p.ldb, shapes.b.length);
+    if (!code) code = expect_addressable("C", shapes.c.lines, p.ldc, shapes.c.length);
+    return code ? code : check_pointers(p);
 }
 
 }  // namespace gemmill

@@ -11,7 +11,7 @@ from doit.exceptions import TaskError
 from kernels.arguments import parse
 from kernels.graph import Graph, KernelFailed
 from kernels.paths import CHECKOUT
-from kernels.reporter import Reporter
+from kernels.reporter import Reporter, Row
 from kernels.selection import STAGES
 
 UP_TO_DATE = f"2 kernels up to date (generic); cache: {shlex.quote(str(CHECKOUT.cache))}"
@@ -199,3 +199,21 @@ def test_nothing_to_do_draws_nothing_on_a_terminal(monkeypatch):
     for config in (run.first, run.second):
         run.skip(*STAGES, config=config)
     assert run.end() == [UP_TO_DATE]
+
+
+def test_kernels_of_two_archs_with_one_name_are_timed_apart(run):
+    """As one, the second would end before it had started."""
+    configs = Graph(parse(["arch=gfx90a,gfx942", "variant=fp8", "layout=rcr", "family=decode"])).selected["compile"]
+    assert len(configs) == 2 and configs[0].name == configs[1].name
+    ticks = iter(range(1, 100))
+    run.reporter.progress.clock = lambda: next(ticks)
+    tasks = [
+        SimpleNamespace(name=c.id, meta={"stage": "compile", "config": c}, values={"outcome": "built"}) for c in configs
+    ]
+    for config in configs:
+        run.reporter.rows[config.id] = Row(config)
+    for task in tasks:
+        run.reporter.execute_task(task)
+    for task in tasks:
+        run.reporter.add_success(task)
+    assert all(run.reporter.rows[config.id].seconds > 1 for config in configs)

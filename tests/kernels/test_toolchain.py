@@ -17,7 +17,7 @@ from gemmill.errors import UnsupportedError
 from kernels import toolchain
 from kernels.build import Build
 from kernels.paths import Paths
-from kernels.toolchain import compiler_environment, find_toolchain, probe_cxx
+from kernels.toolchain import compiler_environment, find_toolchain, numbered, probe_cxx
 
 
 def script(path: Path, text: str) -> Path:
@@ -164,6 +164,49 @@ def test_clang_is_taken_where_there_is_no_gcc(tmp_path: Path, monkeypatch: pytes
     assert find_toolchain().kind == "clang"
 
 
+@pytest.mark.parametrize("wanted", ["clang++", None])
+def test_the_newest_numbered_clang_stands_in_for_a_plain_one(
+    wanted: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "clang-18").write_text("the compiler itself")
+    names = ("clang++-9", "clang++-18", "clang++-17", "clang++-18.bak", "xclang++-99")
+    hide(monkeypatch, tmp_path, *(script(tmp_path / "usr" / name, CLANG.format(folder=tmp_path)) for name in names))
+    (tmp_path / "only" / "clang++-20").write_text("not a program")
+    assert numbered("clang++") == ["clang++-18", "clang++-17", "clang++-9"]
+    assert find_toolchain(wanted).command == (str(tmp_path / "only" / "clang++-18"),)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'nowhere'}{os.pathsep}{tmp_path / 'only'}")
+    assert find_toolchain("clang++-9").command[0].endswith("clang++-9"), "the one that is named"
+    script(tmp_path / "only" / "clang++", CLANG.format(folder=tmp_path))
+    assert find_toolchain(wanted).command[0].endswith("clang++"), "a plain one goes first"
+
+
+HIPCC = """\
+echo "HIP version: 6.0.1"
+[ "$HIP_PLATFORM" = amd ] || {{ echo "nvcc: NVIDIA (R) Cuda compiler driver"; exit; }}
+exec '{clang}' --version"""
+
+
+def test_hipcc_means_the_clang_that_it_starts(tmp_path: Path) -> None:
+    folder = tmp_path / "llvm with space"
+    script(folder / "clang++", CLANG.format(folder=folder).replace("18.1.3", "9.0.1"))
+    clang = script(folder / "clang++-18", CLANG.format(folder=folder))
+    (folder / "clang-18").write_text("the compiler itself")
+    hipcc = script(tmp_path / "bin" / "hipcc", HIPCC.format(clang=clang))
+    found = find_toolchain(str(hipcc))
+    assert (found.kind, found.command) == ("clang", (str(clang),))
+    assert found.identity == find_toolchain(str(clang)).identity
+    assert find_toolchain(f"'{hipcc}' -O1").command == (str(clang), "-O1")
+    clang.unlink()
+    with pytest.raises(UnsupportedError, match=r"hipcc --version"):
+        find_toolchain(str(hipcc))
+
+
+def test_hipcc_of_another_platform(tmp_path: Path) -> None:
+    hipcc = script(tmp_path / "hipcc", "echo HIP version: 5.2; echo nvcc")
+    with pytest.raises(UnsupportedError, match=r"does not say which clang it starts; it says: 'HIP version: 5.2"):
+        find_toolchain(str(hipcc))
+
+
 def fake_zig(folder: Path, glibc: int = 36) -> Path:
     """Write something that answers as zig does."""
     return script(
@@ -190,6 +233,15 @@ def test_zig_by_name_path_and_wrapper(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (by_path.identity["library"], newer["library"]) == ({"__GLIBC_MINOR__": "36"}, {"__GLIBC_MINOR__": "41"})
     hide(monkeypatch, tmp_path, zig)
     assert find_toolchain().command[1:] == ("c++",)
+
+
+def test_a_zig_that_says_it_is_installed_elsewhere(tmp_path: Path) -> None:
+    """Up to 0.13 it names /usr/bin; asked with -### it would wait for ever."""
+    zig = fake_zig(tmp_path)
+    zig.write_text(zig.read_text().replace(f"InstalledDir: {tmp_path}", "InstalledDir: /usr/bin"))
+    assert "/usr/bin" in zig.read_text()
+    found = find_toolchain(str(zig))
+    assert (found.kind, found.identity["version"]) == ("zig", "zig 0.99.1")
 
 
 def test_zig_and_clang_in_one_directory(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ struct Operands {
         const bool b_columns = gemmill::Kernel::kOrderB == gemmill::Order::kContiguousK;
         lda = a_rows ? k : m;
         ldb = b_columns ? k : n;
-        ldaq = gemmill::Kernel::ScaleLayout::packed_shape(m, groups(k)).length;
+        ldaq = gemmill::packed_shapes(gemmill::kStorage, m, n, k).aq.length;
         a = make(m * k);
         aq = make(m * groups(k) * 4);
         b = make(n * k);

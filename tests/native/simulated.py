@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -110,8 +111,15 @@ class Device:
 @contextmanager
 def simulated(config: KernelConfig, headers: Path | None = None) -> Iterator[Device]:
     """Give the simulated device of a kernel."""
-    with SIMULATOR.device(Codegen(PATHS).generate(config), headers) as library:
-        yield Device(library)
+    with tempfile.TemporaryDirectory() as folder:
+        yield device_of(Codegen(PATHS).generate(config), Path(folder), headers)
+
+
+def device_of(source: Path, folder: Path, headers: Path | None = None) -> Device:
+    """Return the simulated device of a generated source, under a name by which this process has no HIP driver."""
+    library = Path(tempfile.mkdtemp(dir=folder)) / "simulated.so"  # a path opened twice is one library
+    SIMULATOR.build(source, library, headers)
+    return Device(library)
 
 
 class Prefetched:
@@ -145,8 +153,7 @@ def simulated_source(text: str, folder: Path) -> Iterator[Device]:
     """Give the simulated device of a test's own kernel."""
     source = folder / "kernel.cpp"
     source.write_text(text)
-    with SIMULATOR.device(source) as library:
-        yield Device(library)
+    yield device_of(source, folder)
 
 
 @dataclass(frozen=True)

@@ -123,10 +123,10 @@ def test_without_a_driver_the_library_says_what_it_is() -> None:
 # ---- Faults in the host code, found by the selftest ------------------------------------------------------
 
 FAULTS = [
-    (Mutation("M * K for the packed size", "hip/host_abi.h", "ceil_div(m * k, 2) : m * k", "m * k : m * k"), INT4),
+    (Mutation("M * K for the packed size", "hip/host_abi.h", "ceil_div(p.m * p.k, 2)", "p.m * p.k"), INT4),
     (Mutation("QK for M as ccr's stride", "host/stored_shapes.h", "Shape{groups, m}", "Shape{m, groups}"), CCR),
     (Mutation("AQ is not shuffled", "hip/host_abi.h", "if (!Kernel::kPreshuffled) return", "return"), SHUFFLED),
-    (Mutation("half of C comes back", "hip/host_abi.h", "c.download(C, bytes_c)", "c.download(C, bytes_c / 2)"), PLAIN),
+    (Mutation("half of C comes back", "hip/host_abi.h", "(p.c, bytes_c)", "(p.c, bytes_c / 2)"), PLAIN),
     (Mutation("one row of tiles", "hip/entry.h", "static_cast<unsigned>(tiles_m)", "1"), PLAIN),
     (Mutation("no fault", "hip/host_abi.h", "/* the default stream */", ""), PLAIN),
 ]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from problems import check, random_problem
-from simulated import ORDERS, PATHS, SIMULATOR, Device, Mutation, Violation, simulated
+from simulated import ORDERS, PATHS, SIMULATOR, Device, Mutation, Violation, device_of, simulated
 
 from kernels.catalogue import load_catalogue
 from kernels.codegen import Codegen
@@ -248,8 +248,6 @@ def test_warp_tile_k_of_128_on_gfx942_does_not_compile(tmp_path: Path) -> None:
 
 def test_warp_tile_k_of_128_on_gfx942_does_not_run(tmp_path: Path) -> None:
     unchecked = Mutation("any warp tile", MFMA, "warp_tile_k == 32 || warp_tile_k == 64", "true").apply(tmp_path)
-    with (
-        SIMULATOR.device(wide_source(tmp_path), unchecked) as library,
-        pytest.raises(Violation, match="gfx942 has no v_mfma_scale_f32_16x16x128_f8f6f4"),
-    ):
-        multiply_all(Device(library), FP8)
+    device = device_of(wide_source(tmp_path), tmp_path, unchecked)
+    with pytest.raises(Violation, match="gfx942 has no v_mfma_scale_f32_16x16x128_f8f6f4"):
+        multiply_all(device, FP8)

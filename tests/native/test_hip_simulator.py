@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 
 import ml_dtypes
@@ -275,3 +276,11 @@ def test_freed_memory_is_nobodys(tmp_path: Path) -> None:
             device.launch(Args(p, 0, 0), (1, 1), 64)
         with pytest.raises(Violation, match="outside of every allocation"):
             device.launch(Args(p, 0, 0), (1, 1), 64)
+
+
+def test_a_simulated_device_is_no_driver_of_the_process_that_tests_it(tmp_path: Path) -> None:
+    """Else kernel libraries that are opened later in this process would find a HIP driver."""
+    with simulated_source(source("global_store<u32>(args.d, 0);"), tmp_path):
+        for name in ("libamdhip64.so", "libamdhip64.so.6", "libamdhip64.so.7"):
+            with pytest.raises(OSError, match=name):
+                ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
