@@ -13,7 +13,6 @@ import numpy as np
 from gemmill.arch import ARCHS, Arch, find_arch, host_archs
 from gemmill.arrays import View, view_of
 from gemmill.choice import Wanted, choose_kernel, remembered, takes_shuffled
-from gemmill.cuda import arch_of_device
 from gemmill.dtypes import output_dtype, output_kind, variant_of
 from gemmill.errors import ArgumentError
 from gemmill.layout import GROUP_K, LAYOUTS, find_layout, groups
@@ -138,6 +137,8 @@ def _archs(device: str, row: Arch | None) -> list[Arch]:
     """Return the archs that may serve arrays of a device, best first."""
     if device == "cpu":
         return [row] if row else host_archs()
+    from gemmill.cuda import arch_of_device  # only who has a device pays for it
+
     own = find_arch(arch_of_device(int(device.partition(":")[2])))
     if row is not None and row is not own:
         raise ArgumentError(f"arch {row.name} with arrays on {device}, which runs {own.name}: leave one of them out")
