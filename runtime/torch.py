@@ -8,8 +8,8 @@ Importing this module registers it:
     gemmill::gemm_aquant(Tensor a, Tensor b, Tensor a_scale, *, ScalarType? out_dtype=None, str? int4_order=None,
                          int? tile_k=None, str? kernel=None) -> Tensor
 
-a, b and a_scale are as for `gemmill.gemm_aquant`; an operator takes tensors alone, so what the classes there say, options
-say here:
+a, b and a_scale are as for `gemmill.gemm_aquant`; an operator takes tensors alone, so what the classes there say,
+options say here:
 
 int4_order
     "C" or "F": a is the uint8 bytes of a `gemmill.Int4Matrix` [M, K] in that order. M comes from a_scale, K from b.
@@ -18,7 +18,7 @@ tile_k
 kernel
     A kernel's name or key.
 
-It works on CUDA and CPU tensors, under torch.compile, and in a CUDA graph. It has no gradient.
+It takes CUDA and CPU tensors. It has no gradient: torch warns when one is asked for.
 """
 
 from __future__ import annotations

@@ -169,5 +169,3 @@ def stream_of(kernel: Any) -> int:
     ask = kernel.library._dll.fake_last_stream
     ask.restype = c_void_p
     return int(ask() or 0)
-
-

@@ -212,7 +212,10 @@ REFUSED = {
         {"out": DlpackArray(np.zeros((3, 4), np.float16), (2, 2))},
         "out lies on cuda:2, the operands on cuda:0",
     ),
-    "on an AMD device": ({"a_q": DlpackArray(np.zeros((3, 130), FP8), (10, 0))}, "A lies on a device of DLPack type 10"),
+    "on an AMD device": (
+        {"a_q": DlpackArray(np.zeros((3, 130), FP8), (10, 0))},
+        "A lies on a device of DLPack type 10: needed CUDA or host memory",
+    ),
     "a host pointer that says CUDA": (
         {"a_scale": CaiArray(np.zeros((3, 2), np.float32))},
         "AQ is not device memory: the driver does not know the address 0x",
@@ -230,7 +233,10 @@ REFUSED = {
     ),
     "float64 scales": ({"a_scale": DlpackArray(np.zeros((3, 2)))}, "no variant takes .* AQ float64"),
     "complex": ({"a_scale": DlpackArray(np.zeros((3, 2), complex))}, "DLPack type code 3, 128 bits"),
-    "gaps in both dimensions": ({"a_q": DlpackArray(np.zeros((6, 260), FP8)[::2, ::2])}, "A is neither row- nor column-"),
+    "gaps in both dimensions": (
+        {"a_q": DlpackArray(np.zeros((6, 260), FP8)[::2, ::2])},
+        "A is neither row- nor column-major",
+    ),
     "scales in no order": (
         {"a_scale": DlpackArray(np.zeros((6, 4), np.float32)[::2, ::2])},
         "takes AQ row-major: it is copied to that for numpy arrays and torch tensors alone",
@@ -244,8 +250,8 @@ REFUSED = {
     "a failing export": ({"a_q": _raising()}, "A: its __dlpack__ failed: BufferError: not exported"),
     "negative stream": ({"stream": -1}, "stream is -1: needed a CUstream"),
     "another arch": ({"arch": "gfx942"}, "arch gfx942 with arrays on cuda:0, which runs sm_90a"),
-    "no array": ({"a_scale": [[1.0]]}, "AQ is a builtins.list: needed a numpy.ndarray, a torch.Tensor, or an array with"),
-}  # fmt: skip
+    "no array": ({"a_scale": [[1.0]]}, "AQ is a builtins.list: needed a numpy.ndarray, a torch.Tensor, or an array"),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
