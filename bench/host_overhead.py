@@ -2,10 +2,10 @@
 
     GEMMILL_CACHE=cache python3 bench/host_overhead.py [--shape MxNxK] [--batches N] [--json FILE]
 
-Needs a Hopper GPU, torch, and a cache with its kernels; Triton and a C compiler where they are. Times are µs a call of the
-host's clock, medians over batches of 200 calls, the device idle before each batch and never so far behind that a launch
-has to wait. The empty launch is cuLaunchKernel of a kernel without arguments that returns at once, in a loop in C where a
-compiler is there, so that nothing of Python is in it.
+Needs a Hopper GPU, the package gemmill, torch, and a cache with the device's kernels; Triton and a C compiler where they
+are. Times are µs a call of the host's clock, medians over batches of 200 calls, the device idle before each batch and
+never so far behind that a launch has to wait. The empty launch is cuLaunchKernel of a kernel without arguments that
+returns at once, in a loop in C where a compiler is there, so that nothing of Python is in it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-if not any("gemmill" in Path(entry).name for entry in sys.path):
-    sys.path[:0] = [str(ROOT / "build" / "lint"), str(ROOT)]
-
-import gemmill  # noqa: E402
-import torch  # noqa: E402
+import gemmill
+import torch
+from gemmill import on_torch
 
 CALLS = 200  # a batch; a stream takes about 1000 launches before the next one waits
 
@@ -36,7 +34,8 @@ EMPTY = b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry empty()
 
 LOOP = """
 #include <time.h>
-typedef int (*launch_t)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+typedef unsigned u;
+typedef int (*launch_t)(void*, u, u, u, u, u, u, u, void*, void**, void**);
 double launch_many(launch_t launch, void* kernel, void* stream, int calls) {
     struct timespec begin, end;
     clock_gettime(CLOCK_MONOTONIC, &begin);
@@ -116,8 +115,6 @@ def measure(m: int, n: int, k: int, batches: int) -> dict[str, float]:
     found = empty_launch(batches)
     expected = gemmill.gemm_aquant(a, b, aq, out)
 
-    from gemmill import on_torch
-
     # What the way through Python adds to the kernel library's own call.
     plan = next(iter(reversed(on_torch._plans.values())))
     pointers = (a.data_ptr(), aq.data_ptr(), b.data_ptr(), out.data_ptr())
@@ -128,8 +125,7 @@ def measure(m: int, n: int, k: int, batches: int) -> dict[str, float]:
     found["gemm_aquant, out given"] = median_us(lambda: gemmill.gemm_aquant(a, b, aq, out), batches)
     found["gemm_aquant"] = median_us(lambda: gemmill.gemm_aquant(a, b, aq), batches)
     found["torch.empty of C"] = median_us(lambda: torch.empty((m, n), dtype=torch.float16, device="cuda"), batches)
-    import gemmill.torch  # noqa: F401  (registers the operator)
-
+    import_module("gemmill.torch")  # registers the operator
     operator = torch.ops.gemmill.gemm_aquant
     found["torch.ops.gemmill.gemm_aquant"] = median_us(lambda: operator(a, b, aq), batches)
     theirs = torch.empty_like(out)

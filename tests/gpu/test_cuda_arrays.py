@@ -13,22 +13,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-if __name__ == "__main__":  # the package as it lies in the checkout
-    sys.path[:0] = [str(ROOT / "build" / "lint"), str(ROOT)]
-
-import gemmill  # noqa: E402
-import numpy as np  # noqa: E402
-from gemmill.arch import find_arch  # noqa: E402
-from gemmill.choice import Wanted, choose_kernel, explain_choice, forget  # noqa: E402
-from gemmill.cuda import why_not_cuda  # noqa: E402
-from gemmill.errors import ArgumentError, DeviceError, KernelNotFound  # noqa: E402
-from gemmill.layout import LAYOUTS, groups  # noqa: E402
-from gemmill.operands import pack_codes  # noqa: E402
-from gemmill.variant import INT4, VARIANTS  # noqa: E402
+import gemmill
+import numpy as np
+from gemmill.arch import find_arch
+from gemmill.choice import Wanted, choose_kernel, explain_choice, forget
+from gemmill.cuda import why_not_cuda
+from gemmill.errors import ArgumentError, DeviceError, KernelNotFound
+from gemmill.layout import LAYOUTS, groups
+from gemmill.operands import pack_codes
+from gemmill.variant import INT4, VARIANTS
 
 try:
     import torch
