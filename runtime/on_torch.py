@@ -8,6 +8,7 @@ driver about the pointers: a tensor on another device, or in host memory.
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import c_int64
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ _raw_stream: Callable[[int], int] = getattr(
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _empty_like = torch.empty_like
 
+_PLAIN = (torch.Tensor, torch.Tensor, torch.Tensor)
 _WRAPPERS = frozenset((Int4Matrix, Fp8Matrix, PreshuffledScale))
 
 
@@ -37,30 +39,28 @@ class TorchPlan:
     index : int
         The device.
     like : torch.Tensor
-        One element, expanded to C's shape: the cheapest way to say what to allocate.
+        One element, expanded to C's shape: the quickest way to say what to allocate.
     run : callable or None
         The C call; None where there is nothing to multiply.
-    sizes : tuple
-        Its sizes.
+    sizes : tuple or None
+        What it takes between the pointers and the stream; None where AQ must be prepared or a workspace made first.
     prepare : callable or None
         What brings AQ into the kernel's order.
-    spans : (int, int, int)
-        Bytes that A, AQ and B stretch over.
-    span_c : int
+    a_span, aq_span, b_span, c_span : int
+        Bytes that the operands stretch over; C's where it was given.
     """
 
-    __slots__ = ("index", "like", "plan", "prepare", "run", "sizes", "span_c", "spans", "workspace")
+    __slots__ = ("a_span", "aq_span", "b_span", "c_span", "index", "like", "plan", "prepare", "run", "sizes")
 
     def __init__(self, plan: Plan, a: View, aq: View, b: View, out: View | None) -> None:
         self.plan = plan
         self.index = int(b.device.partition(":")[2])
         self.like = torch.empty(1, dtype=getattr(torch, plan.out_dtype.name), device=b.device).expand(plan.shape)
         self.run: Any = plan.kernel.library.run if plan.kernel else None
-        self.sizes = plan.sizes
-        self.workspace = plan.workspace
         self.prepare = _preparation(plan)
-        self.spans = (a.span, aq.span, b.span)
-        self.span_c = out.span if out else 0
+        self.sizes = None if self.prepare or plan.workspace else (*plan.sizes, None, c_int64(0))
+        self.a_span, self.aq_span, self.b_span = a.span, aq.span, b.span
+        self.c_span = out.span if out else 0
 
 
 _plans: PlanCache[TorchPlan] = PlanCache()
@@ -71,16 +71,17 @@ def gemm_aquant_on_torch(
 ) -> Any:
     """Multiply torch tensors; arguments and errors are those of `gemmill.gemm_aquant`."""
     plan = key = None
-    a = a_q if type(a_q) not in _WRAPPERS else a_q.data
-    w = b if type(b) not in _WRAPPERS else b.data
-    aq = a_scale if type(a_scale) not in _WRAPPERS else a_scale.data
+    kinds = (type(a_q), type(b), type(a_scale))
+    if kinds == _PLAIN:
+        a, w, aq, said = a_q, b, a_scale, None
+    else:
+        a, w, aq = (x.data if type(x) in _WRAPPERS else x for x in (a_q, b, a_scale))
+        said = (told(a_q), told(b), told(a_scale), type(a), type(w), type(aq))
     try:
         key = (
-            type(a), a.dtype, a.shape, a.stride(), type(w), w.dtype, w.shape, w.stride(),
-            type(aq), aq.dtype, aq.shape, aq.stride(), w.get_device(),
-            None if out is None else (type(out), out.dtype, out.shape, out.stride()),
-            out_dtype, kernel, arch, stream, allow_untested,
-            None if a is a_q and w is b and aq is a_scale else (told(a_q), told(b), told(a_scale)),
+            a.dtype, a.shape, a.stride(), w.dtype, w.shape, w.stride(), aq.dtype, aq.shape, aq.stride(),
+            w.get_device(), None if out is None else (type(out), out.dtype, out.shape, out.stride()),
+            out_dtype, kernel, arch, stream, allow_untested, kinds, said,
         )  # fmt: skip
         plan = _plans.get(key)
     except (AttributeError, RuntimeError, TypeError):
@@ -92,17 +93,20 @@ def gemm_aquant_on_torch(
             return _on_cpu(a_q, b, a_scale, out, out_dtype, kernel, arch, allow_untested)
         plan = _make(a_q, b, a_scale, out, out_dtype, kernel, arch, allow_untested)
         _plans.add(key, plan)
-    c = _empty_like(plan.like) if out is None else out
     if plan.run is None:
-        return c.zero_()
-    a_at, aq_at, b_at, c_at = a.data_ptr(), aq.data_ptr(), w.data_ptr(), c.data_ptr()
-    if out is not None:
-        c_end = c_at + plan.span_c
-        a_span, aq_span, b_span = plan.spans
+        return (_empty_like(plan.like) if out is None else out).zero_()
+    a_at, aq_at, b_at = a.data_ptr(), aq.data_ptr(), w.data_ptr()
+    if out is None:
+        c = _empty_like(plan.like)
+        c_at = c.data_ptr()
+    else:
+        c = out
+        c_at = c.data_ptr()
+        c_end = c_at + plan.c_span
         if (
-            (a_at < c_end and c_at < a_at + a_span)
-            or (b_at < c_end and c_at < b_at + b_span)
-            or (aq_at < c_end and c_at < aq_at + aq_span)
+            (a_at < c_end and c_at < a_at + plan.a_span)
+            or (b_at < c_end and c_at < b_at + plan.b_span)
+            or (aq_at < c_end and c_at < aq_at + plan.aq_span)
         ):
             for label, x in (("A", a_q), ("B", b), ("AQ", a_scale)):
                 check_apart(label, operand_view(label, x), view_of("out", out))
@@ -110,9 +114,9 @@ def gemm_aquant_on_torch(
     if _current_device() != index:
         with torch.cuda.device(index):
             return _launch(plan, a_at, aq_at, b_at, c_at, aq, c)
-    if plan.prepare or plan.workspace:
+    if plan.sizes is None:
         return _launch(plan, a_at, aq_at, b_at, c_at, aq, c)
-    code = plan.run(a_at, aq_at, b_at, c_at, *plan.sizes, None, 0, _raw_stream(index))
+    code = plan.run(a_at, aq_at, b_at, c_at, *plan.sizes, _raw_stream(index))
     if code:
         plan.plan.kernel.library.check(code)  # type: ignore[union-attr]
     return c
@@ -124,9 +128,10 @@ def _launch(plan: TorchPlan, a_at: int, aq_at: int, b_at: int, c_at: int, aq: An
         aq = plan.prepare(aq)
         aq_at = aq.data_ptr()
     # torch's allocator gives both back to this stream alone, so they may go before the kernel is done.
-    workspace = torch.empty(plan.workspace, dtype=torch.uint8, device=c.device) if plan.workspace else None
+    size = plan.plan.workspace
+    workspace = torch.empty(size, dtype=torch.uint8, device=c.device) if size else None
     at = None if workspace is None else workspace.data_ptr()
-    code = plan.run(a_at, aq_at, b_at, c_at, *plan.sizes, at, plan.workspace, _raw_stream(plan.index))
+    code = plan.run(a_at, aq_at, b_at, c_at, *plan.plan.sizes, at, size, _raw_stream(plan.index))
     if code:
         plan.plan.kernel.library.check(code)  # type: ignore[union-attr]
     return c
