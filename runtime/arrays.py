@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from gemmill.driver import device_of
 from gemmill.errors import ArgumentError
 
 LEGACY_STREAM = 0  # a null CUstream
@@ -214,6 +213,8 @@ def _cuda_view(label: str, interface: dict[str, Any], owner: Any) -> View:
         raise ArgumentError(
             f"{label}: its __cuda_array_interface__ names stream 0, which could mean either default stream"
         )
+    from gemmill.driver import device_of  # only who has a device pays for it
+
     name = dtype.name if dtype.isnative else f"{dtype.name} (byte-swapped)"
     # An empty array has no address that the driver could know.
     ordinal = device_of(label, pointer) if 0 not in shape else 0

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemmill.arch import ARCHS, Arch
 from gemmill.cache import Cache, IndexEntry
 from gemmill.errors import KernelNotFound
 from gemmill.loader import Candidate, Kernel, by_pattern, examine, explain_miss, first_usable
 from gemmill.search import VARIABLE, CacheArgument, SearchPath
-from gemmill.selection import Ranking, Shape, load_table, rank, schedule_of
+
+if TYPE_CHECKING:
+    from gemmill.selection import Ranking, Shape
 
 _MAX_SHELVES = 1024
 
@@ -120,6 +122,8 @@ def _first(wanted: Wanted, archs: tuple[str, ...], allow_untested: bool) -> Kern
 
 
 def _fastest(wanted: Wanted, shape: Shape, arch: str, allow_untested: bool) -> Kernel:
+    from gemmill.selection import rank  # only a GPU's kernels need it
+
     refused: list[Candidate] = []
     for layout in wanted.layouts:
         key = (wanted, arch, layout, allow_untested, os.environ.get(VARIABLE))
@@ -170,6 +174,8 @@ def explain_choice(wanted: Wanted, shape: Shape, arch: str, cache: CacheArgument
     cache : path-like, Cache or sequence of them, optional
         Look here; else the search path.
     """
+    from gemmill.selection import rank, schedule_of
+
     (layout,) = wanted.layouts
     places = SearchPath(cache)
     ranking = rank(arch, wanted.variant, layout, shape)
@@ -194,6 +200,8 @@ def explain_choice(wanted: Wanted, shape: Shape, arch: str, cache: CacheArgument
 def _why(ranking: Ranking) -> str:
     if ARCHS[ranking.arch].backend == "cpu":
         return "on CPUs the first on the search path is taken"
+    from gemmill.selection import load_table
+
     table = load_table(ranking.arch)
     if ranking.row is None:
         return "nothing was measured near this shape: by the estimate of clocks a k"

@@ -66,7 +66,6 @@ def gpu(monkeypatch):
         ("fp8i4", "rcr", 16, 4096, 4096, {MIDDLE: 3.0}),
     )
     monkeypatch.setattr(selection, "load_table", lambda arch: found if arch == "sm_90a" else None)
-    monkeypatch.setattr(choice, "load_table", lambda arch: found if arch == "sm_90a" else None)
     yield
     cuda.arch_of_device.cache_clear()
 
