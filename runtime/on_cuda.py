@@ -44,13 +44,13 @@ def gemm_aquant_on_cuda(
         plan = _plans.get(signature)  # type: ignore[arg-type]
     except TypeError:  # something unhashable, which the checks below refuse by name
         plan = signature = None
-    if plan is None:
-        plan = make_plan(operands["A"], operands["B"], operands["AQ"], c, out_dtype, kernel, arch, allow_untested)
-        _check_plan(plan)
-        _plans.add(signature, plan)
     for label, view in views.items():
         check_apart(label, view, c)
-    with on_device(int(c.device.partition(":")[2])):
+    with on_device(int(views["B"].device.partition(":")[2])):
+        if plan is None:  # inside, since a kernel makes itself ready for the device that is current
+            plan = make_plan(operands["A"], operands["B"], operands["AQ"], c, out_dtype, kernel, arch, allow_untested)
+            _check_plan(plan)
+            _plans.add(signature, plan)
         _launch(plan, [*views.values(), c], None if stream is None else wait_on)
     return out
 

@@ -91,7 +91,8 @@ def gemm_aquant_on_torch(
             raise ArgumentError(f"stream is {stream!r}: torch tensors go on torch's current stream; leave it out")
         if view_of("B", w).device == HOST:
             return _on_cpu(a_q, b, a_scale, out, out_dtype, kernel, arch, allow_untested)
-        plan = _make(a_q, b, a_scale, out, out_dtype, kernel, arch, allow_untested)
+        with torch.cuda.device(w.get_device()):  # a kernel makes itself ready for the device that is current
+            plan = _make(a_q, b, a_scale, out, out_dtype, kernel, arch, allow_untested)
         _plans.add(key, plan)
     if plan.run is None:
         return (_empty_like(plan.like) if out is None else out).zero_()

@@ -117,9 +117,19 @@ def test_the_current_stream_and_device_are_torchs(found_cache: Cache, torch: Any
     kernel = gemmill.load(fake_config(arch="sm_90a", tile=TILE).name, arch="sm_90a")
     for index, stream, entered in ((0, 0, []), (0, 0x70, []), (2, 0x90, [2]), (0, 5, [])):
         torch.state.streams[index] = stream
+        gemmill.gemm_aquant(*operands(p, index), kernel=kernel)
         torch.state.entered.clear()
         check(gemmill.gemm_aquant(*operands(p, index), kernel=kernel).x, p)
         assert (stream_of(kernel), torch.state.entered, torch.state.device) == (stream, entered, 0)
+
+
+def test_a_kernel_is_opened_with_the_tensors_device_current(found_cache, torch, monkeypatch) -> None:
+    add(found_cache)
+    on_torch, seen = import_module("gemmill.on_torch"), []
+    make_plan = on_torch.make_plan
+    monkeypatch.setattr(on_torch, "make_plan", lambda *args: (seen.append(torch.state.device), make_plan(*args))[1])
+    gemmill.gemm_aquant(*operands(problem("fp8", 3, 4, 130), 2))
+    assert seen == [2] and torch.state.device == 0
 
 
 def test_a_workspace_comes_from_torch(found_cache: Cache, torch: Any) -> None:
