@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from gemmill.loader import Kernel, load
-    from gemmill.operands import Int4Matrix, PreshuffledScale, preshuffle_scale
+    from gemmill.operands import Fp8Matrix, Int4Matrix, PreshuffledScale, preshuffle_scale
     from gemmill.quantize import quantize_a
     from gemmill.reference import error_bound, reference_gemm_aquant
     from gemmill.selftest import run_selftest
@@ -40,6 +40,7 @@ __all__ = [
     "CorruptObject",
     "CorruptObjectWarning",
     "DeviceError",
+    "Fp8Matrix",
     "GemmillError",
     "Int4Matrix",
     "Kernel",
@@ -58,6 +59,7 @@ __all__ = [
 
 _HOME = {
     "Cache": "cache",
+    "Fp8Matrix": "operands",
     "Int4Matrix": "operands",
     "Kernel": "loader",
     "PreshuffledScale": "operands",

@@ -1,4 +1,4 @@
-"""gemm_aquant on numpy arrays.
+"""gemm_aquant: numpy arrays here, CUDA arrays by way of gemmill.on_torch and gemmill.on_cuda.
 
 Everything that depends only on types, shapes, strides and options is decided once (gemmill.plan) and kept, so that a
 repeated call costs a dictionary look-up beside the C call. Kernels stay loaded for the life of the process.
@@ -8,68 +8,82 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from gemmill.arrays import is_torch, view_of
 from gemmill.errors import ArgumentError
+from gemmill.layout import find_layout, groups, packed_strides
 from gemmill.loader import Kernel
-from gemmill.operands import Array, Int4Matrix, PreshuffledScale, shuffled
-from gemmill.plan import Plan, make_plan
+from gemmill.operands import Array, Fp8Matrix, Int4Matrix, PreshuffledScale, shuffled
+from gemmill.plan import Plan, PlanCache, check_apart, make_plan
 from gemmill.search import VARIABLE
 
-_MAX_PLANS = 4096
-_OVERLAP_WORK = 100_000  # steps of numpy's exact overlap search before it counts as an overlap
 _WORKSPACE_ALIGN = 256  # native/abi.h
 
-# Plans and workspaces are caches of pure decisions; dict operations are atomic, so readers take no lock.
-_plans: dict[tuple[Any, ...], Plan] = {}
-_plans_lock = threading.Lock()
+
+_plans: PlanCache[Plan] = PlanCache()
 _local = threading.local()
+
+# What multiplies, by the type of B.
+_paths: dict[type, Callable[..., Any]] = {}
 
 
 def gemm_aquant(
-    a_q: Array | Int4Matrix,
-    b: Array,
-    a_scale: Array | PreshuffledScale,
-    out: Array | None = None,
+    a_q: Any,
+    b: Any,
+    a_scale: Any,
+    out: Any = None,
     out_dtype: Any = None,
     kernel: Kernel | str | None = None,
     arch: str | None = None,
     *,
+    stream: int | None = None,
     allow_untested: bool = False,
-) -> Array:
+) -> Any:
     """Multiply a block-scaled A by B: ``C[m,n] = sum_g AQ[m,g] * sum_{k in g} A[m,k] * B[k,n]``.
 
     A group g is 128 consecutive k; the last one may be short. Layouts are read from the strides: ``w.T`` of an
     [N, K] weight is a column-major B.
 
+    The operands are numpy arrays, torch tensors, or CUDA arrays with ``__cuda_array_interface__`` or ``__dlpack__``,
+    all of them on one device. CUDA arrays are not copied, and the call returns before the product is done: it is
+    ordered on the current stream, as every operation of their library is.
+
     Parameters
     ----------
-    a_q : numpy.ndarray or Int4Matrix
+    a_q : array, Fp8Matrix or Int4Matrix
         A [M, K]: float8_e4m3fn or float8_e5m2 (the FNUZ types on archs that use them), row- or column-major,
         rows (columns) may lie further apart than packed; or packed int4.
-    b : numpy.ndarray
+    b : array or Fp8Matrix
         B [K, N], fp8, row- or column-major likewise.
-    a_scale : numpy.ndarray or PreshuffledScale
+    a_scale : array or PreshuffledScale
         AQ [M, ceil(K / 128)], float32, or B's type with an int4 A. Any strides: where the kernel wants another
-        order than it has, it is copied. A PreshuffledScale selects a preshufflequant kernel of its tile_k.
-    out : numpy.ndarray, optional
+        order than it has, it is copied (numpy, torch) or refused. A PreshuffledScale selects a preshufflequant kernel
+        of its tile_k.
+    out : array, optional
         C [M, N], written in place and returned: row-major, rows may lie further apart than packed; must not overlap
-        an input.
+        an input. CUDA arrays other than torch's need it.
     out_dtype : dtype, optional
         float16 (default), bfloat16 or float32.
     kernel : Kernel or str, optional
-        A loaded kernel, a kernel's name or a key; else the best that the search path has: best arch first,
-        family decode unless AQ is preshuffled.
+        A loaded kernel, a kernel's name or a key; else on CPUs the first that the search path has, best arch first,
+        and on a GPU the fastest that it has (``gemmill explain-choice``).
     arch : str, optional
-        Only this arch; else whichever the host runs.
+        Only this arch; else whichever the host runs, or the device that the arrays lie on. numpy arrays go to a GPU
+        and back where it is a GPU's.
+    stream : int, optional
+        The CUDA stream (a CUstream as an integer) for CUDA arrays other than torch's; else the one that their
+        ``__cuda_array_interface__`` names, else the legacy default stream. torch tensors go on torch's current stream.
     allow_untested : bool
         Take kernels without a passed selftest.
 
     Returns
     -------
-    numpy.ndarray
-        C [M, N]; empty where M or N is 0, zeros where K is 0.
+    array
+        C [M, N], of the operands' library, or `out`; empty where M or N is 0, zeros where K is 0. No gradients are
+        recorded.
 
     Raises
     ------
@@ -82,7 +96,31 @@ def gemm_aquant(
     UnsupportedError, DeviceError
         If the kernel says so.
     """
-    signature = (
+    path = _paths.get(type(b)) or _find_path(b)
+    return path(a_q, b, a_scale, out, out_dtype, kernel, arch, stream, allow_untested)
+
+
+def _find_path(b: Any) -> Callable[..., Any]:
+    """Return what multiplies by arrays of B's kind; gemmill.on_torch and gemmill.on_cuda are imported here."""
+    if isinstance(b, Fp8Matrix):  # any array may be inside
+        return _find_path(b.data) if not isinstance(b.data, np.ndarray) else _on_host
+    path: Callable[..., Any] = _on_host
+    if is_torch(b):
+        from gemmill.on_torch import gemm_aquant_on_torch
+
+        path = gemm_aquant_on_torch
+    elif not isinstance(b, np.ndarray) and (hasattr(b, "__cuda_array_interface__") or hasattr(b, "__dlpack__")):
+        from gemmill.on_cuda import gemm_aquant_on_cuda
+
+        path = gemm_aquant_on_cuda
+    _paths[type(b)] = path
+    return path
+
+
+def _on_host(
+    a_q: Any, b: Any, a_scale: Any, out: Any, out_dtype: Any, kernel: Any, arch: Any, stream: Any, allow_untested: bool
+) -> Array:
+    signature: tuple[Any, ...] | None = (
         _signature(a_q),
         _signature(b),
         _signature(a_scale),
@@ -93,54 +131,87 @@ def gemm_aquant(
         allow_untested,
         os.environ.get(VARIABLE),
     )
+    if stream is not None:
+        raise ArgumentError(f"stream is {stream!r}: numpy arrays have none; leave it out")
     try:
-        plan = _plans.get(signature)
+        plan = _plans.get(signature)  # type: ignore[arg-type]
     except TypeError:  # something unhashable, which the checks below refuse by name
-        plan = None
+        plan = signature = None
     if plan is None:
         plan = make_plan(a_q, b, a_scale, out, out_dtype, kernel, arch, allow_untested)
-        with _plans_lock:
-            if len(_plans) >= _MAX_PLANS:
-                _plans.clear()
-            _plans[signature] = plan
-    m, n, k, lda, ldaq, ldb = plan.dims
-    a = a_q.data if isinstance(a_q, Int4Matrix) else a_q
-    aq = a_scale.data if isinstance(a_scale, PreshuffledScale) else a_scale
+        _plans.add(signature, plan)
+    a = a_q if type(a_q) is np.ndarray else _data(a_q)
+    b = b if type(b) is np.ndarray else _data(b)
+    aq = a_scale if type(a_scale) is np.ndarray else _data(a_scale)
     if out is None:
-        c = np.empty((m, n), plan.out_dtype)
-        ldc = n
+        c = np.empty(plan.shape, plan.out_dtype)
     else:
         _check_out(out, a, b, aq)
         c = out
-        ldc = c.strides[0] // c.itemsize if m > 1 else n
     if plan.kernel is None:
         c[...] = 0
         return c
+    if plan.through_host:
+        return _through_host(plan, a, b, a_scale, c)
     if plan.prepare_aq:
-        aq = shuffled(aq, plan.b) if plan.prepare_aq == "shuffle" else np.array(aq, order=plan.prepare_aq)  # type: ignore[call-overload]
+        aq = shuffled(aq, plan.groups) if plan.prepare_aq == "shuffle" else np.array(aq, order=plan.prepare_aq)  # type: ignore[call-overload]
     workspace = _workspace(plan.workspace) if plan.workspace else None
     library = plan.kernel.library
     code = library.run(
-        a.ctypes.data, aq.ctypes.data, b.ctypes.data, c.ctypes.data,
-        m, n, k, lda, ldaq, ldb, ldc,
-        workspace, plan.workspace, None,
-    )  # fmt: skip
+        a.ctypes.data, aq.ctypes.data, b.ctypes.data, c.ctypes.data, *plan.sizes, workspace, plan.workspace, None
+    )
     if code:
         library.check(code)
     return c
 
 
+def _data(x: Any) -> Array:
+    data: Array = x.data if isinstance(x, (Int4Matrix, PreshuffledScale, Fp8Matrix)) else x
+    return data
+
+
+def _through_host(plan: Plan, a: Array, b: Array, a_scale: Any, c: Array) -> Array:
+    """Multiply host arrays on a GPU: through the entry that moves packed operands there and C back."""
+    assert plan.kernel is not None
+    library, layout = plan.kernel.library, find_layout(plan.kernel.config["layout"])
+    m, n = plan.shape
+    k = b.shape[0]
+    if a.ndim == 2:  # packed int4 is packed
+        a = _packed(a, layout.a_col)
+    b = _packed(b, layout.b_col)
+    aq = a_scale.unshuffled() if isinstance(a_scale, PreshuffledScale) else a_scale  # the entry shuffles by itself
+    aq = _packed(aq, layout.aq_col)
+    whole = c if c.flags.c_contiguous else np.empty_like(c, order="C")
+    ld = packed_strides(layout, m, n, k)
+    library.check(
+        library.run_host(
+            a.ctypes.data, aq.ctypes.data, b.ctypes.data, whole.ctypes.data,
+            m, n, k, ld.a, ld.aq, ld.b, ld.c, groups(k), 1, None,
+        )
+    )  # fmt: skip
+    if whole is not c:
+        c[...] = whole
+    return c
+
+
+def _packed(x: Array, column_major: bool) -> Array:
+    return np.asarray(x, order="F" if column_major else "C")
+
+
 def _signature(x: Any) -> tuple[Any, ...]:
     if type(x) is np.ndarray:
         return (x.dtype, x.shape, x.strides)
-    if isinstance(x, Int4Matrix):
+    if isinstance(x, Int4Matrix) and isinstance(x.data, np.ndarray):
         return (Int4Matrix, x.shape, x.order)
-    if isinstance(x, PreshuffledScale):
+    if isinstance(x, PreshuffledScale) and isinstance(x.data, np.ndarray):
         return (PreshuffledScale, x.data.dtype, x.data.shape, x.groups, x.tile_k)
+    if isinstance(x, Fp8Matrix) and isinstance(x.data, np.ndarray):
+        return (x.dtype, x.data.shape, x.data.strides)
     if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
         return (x.dtype, x.shape, x.strides)
+    kind = type(x) if not isinstance(x, (Int4Matrix, PreshuffledScale, Fp8Matrix)) else type(x.data)
     raise ArgumentError(
-        f"an operand is a {type(x).__module__}.{type(x).__qualname__}: needed a numpy.ndarray without mask "
+        f"an operand is a {kind.__module__}.{kind.__qualname__}: needed a numpy.ndarray without mask, as B is one "
         "(A may be an Int4Matrix, AQ a PreshuffledScale)"
     )
 
@@ -149,15 +220,8 @@ def _check_out(out: Array, *inputs: Array) -> None:
     if not out.flags.writeable:
         raise ArgumentError("out is read-only: needed a writable array")
     for label, x in zip(("A", "B", "AQ"), inputs, strict=True):
-        if np.may_share_memory(out, x) and _overlap(out, x):
-            raise ArgumentError(f"out overlaps {label} in memory: give an array of its own")
-
-
-def _overlap(x: Array, y: Array) -> bool:
-    try:
-        return bool(np.shares_memory(x, y, max_work=_OVERLAP_WORK))  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True
+        if np.may_share_memory(out, x):
+            check_apart(label, view_of(label, x), view_of("out", out))
 
 
 def _workspace(size: int) -> int:

@@ -17,13 +17,15 @@ from gemmill.arch import ARCHS
 from gemmill.cache import NATIVE, Cache, CacheObject, object_path
 from gemmill.carry import add_commands
 from gemmill.device import cpu_model, why_arch_not_here
-from gemmill.errors import ArgumentError, CorruptObject, GemmillError, KernelNotFound
+from gemmill.errors import ArgumentError, CorruptObject, GemmillError, KernelNotFound, UnsupportedError
 from gemmill.explain import explain_difference, explain_key, resource_lines
+from gemmill.layout import LAYOUTS
 from gemmill.loader import Candidate, examine
 from gemmill.results import write_results
 from gemmill.search import Place, SearchPath
 from gemmill.selftest import run_selftest
 from gemmill.streams import prepare_streams
+from gemmill.variant import OUTPUTS, VARIANTS
 from gemmill.verdict import OUTCOMES
 
 
@@ -77,6 +79,13 @@ def _parser() -> argparse.ArgumentParser:
     add_commands(lambda name, run, text: add(name, lambda options: run(options, list(_caches(options))), text))
     explain = add("explain", _explain, "print what a key was made of; with two, what differs")
     explain.add_argument("kernels", metavar="NAME|KEY", nargs="+")
+    choice = add("explain-choice", _explain_choice, "print which kernel a product gets on a GPU, and why")
+    for side in "MNK":
+        choice.add_argument(side.lower(), metavar=side, type=_extent)
+    choice.add_argument("--variant", choices=VARIANTS, default="fp8", help="operand types (default: fp8)")
+    choice.add_argument("--layout", choices=LAYOUTS, default="rcr", help="of A, B and C (default: rcr)")
+    choice.add_argument("--out", choices=OUTPUTS, default="f16", help="output type (default: f16)")
+    choice.add_argument("--tile-k", type=_extent, metavar="K", help="AQ is preshuffled for tiles of this K")
     add("env", _env, "print archs, devices, caches searched, and why each kernel is accepted or refused")
     bench = add("bench", _bench, "quantise the matrices of a .npy or .safetensors file and time the kernels on them")
     bench.add_argument("file", type=Path)
@@ -94,6 +103,12 @@ def _seconds(text: str) -> float:
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is no positive number of seconds")
     return value
+
+
+def _extent(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text} is no integer above 0")
+    return int(text)
 
 
 def _places(options: argparse.Namespace) -> list[Place]:
@@ -272,6 +287,25 @@ def _explain(options: argparse.Namespace) -> int:
     else:
         print(explain_difference(objects[0].manifest, objects[1].manifest))
     return 0
+
+
+def _explain_choice(options: argparse.Namespace) -> int:
+    from gemmill.choice import Wanted, explain_choice
+
+    arch = options.arch or _device_arch()
+    wanted = Wanted(options.variant, (options.layout,), options.out, options.tile_k)
+    print(explain_choice(wanted, (options.m, options.n, options.k), arch, options.cache))
+    return 0
+
+
+def _device_arch() -> str:
+    """Return the arch of the first CUDA device."""
+    from gemmill.cuda import arch_of_device
+
+    try:
+        return arch_of_device(0)
+    except UnsupportedError as error:
+        raise ArgumentError(f"{error}; say --arch, one of {', '.join(ARCHS)}") from None
 
 
 def _env(options: argparse.Namespace) -> int:

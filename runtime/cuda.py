@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import dataclass
 
 from gemmill.arch import Arch
+from gemmill.errors import UnsupportedError
 
 # Attributes of cuDeviceGetAttribute.
 _MAJOR, _MINOR = 75, 76
@@ -61,6 +63,27 @@ def find_device(row: Arch) -> Device | None:
     """Return the first device that runs `row`'s code; None where there is none. NoDriver as `devices`."""
     wanted = _CAPABILITIES[row.name]
     return next((device for device in devices() if device.capability == wanted), None)
+
+
+@functools.cache  # a device keeps its number while a process runs
+def arch_of_device(ordinal: int) -> str:
+    """Return the arch whose code the device of this number runs.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is no arch for it, or no driver to ask; the text names the devices that there are archs for.
+    """
+    known = ", ".join(f"{name} (compute capability {a}.{b})" for name, (a, b) in _CAPABILITIES.items())
+    try:
+        device = next((d for d in devices() if d.ordinal == ordinal), None)
+    except NoDriver as error:
+        raise UnsupportedError(f"device {ordinal}: no NVIDIA driver, {error}; there are kernels for {known}") from None
+    for name, capability in _CAPABILITIES.items():
+        if device is not None and device.capability == capability:
+            return name
+    seen = f"{device.name}, compute capability {device.capability[0]}.{device.capability[1]}" if device else "not shown"
+    raise UnsupportedError(f"device {ordinal} ({seen}): there are kernels for {known}")
 
 
 def why_not_cuda(row: Arch) -> str | None:

@@ -31,12 +31,13 @@ def output_dtype(out: str) -> np.dtype[Any]:
 
 def output_kind(dtype: Any) -> str:
     """Return the output kind of a dtype, or raise ArgumentError with those that are accepted."""
+    name = str(dtype).removeprefix("torch.")
     try:
         found = np.dtype(dtype)
     except TypeError:
         found = None
-    for kind in OUTPUTS:
-        if found == output_dtype(kind):
+    for kind, wanted in OUTPUTS.items():
+        if name == wanted or found == output_dtype(kind):
             return kind
     raise ArgumentError(f"output dtype {dtype!r}: accepted are {', '.join(OUTPUTS.values())}")
 

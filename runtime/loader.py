@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gemmill.arch import ARCHS, find_arch, host_archs
 from gemmill.cache import NATIVE, Cache, CacheObject, IndexEntry, is_key, object_path
@@ -37,10 +37,6 @@ from gemmill.layout import find_layout
 from gemmill.library import Library
 from gemmill.search import CacheArgument, Place, SearchPath
 from gemmill.variant import OUTPUTS, find_variant
-
-if TYPE_CHECKING:
-    import numpy as np
-    from gemmill.operands import Int4Matrix, PreshuffledScale
 
 
 @dataclass(frozen=True)
@@ -119,11 +115,11 @@ class Kernel:
 
     def __call__(
         self,
-        a_q: np.ndarray[Any, Any] | Int4Matrix,
-        b: np.ndarray[Any, Any],
-        a_scale: np.ndarray[Any, Any] | PreshuffledScale,
-        out: np.ndarray[Any, Any] | None = None,
-    ) -> np.ndarray[Any, Any]:
+        a_q: Any,
+        b: Any,
+        a_scale: Any,
+        out: Any = None,
+    ) -> Any:
         """Multiply with this kernel; see `gemmill.gemm_aquant`."""
         from gemmill.api import gemm_aquant
 

@@ -1,14 +1,16 @@
-"""Operands: packed int4, preshuffled scales, and reading an array's storage order from its strides."""
+"""Operands: packed int4, fp8 told by name, preshuffled scales; reading a storage order from strides."""
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from gemmill.arrays import LEGACY_STREAM, View, is_torch, view_of
 from gemmill.errors import ArgumentError
 from gemmill.layout import GROUP_K, int4_bytes
+from gemmill.variant import FP8_TYPES
 
 Array = np.ndarray[Any, Any]
 
@@ -52,6 +54,13 @@ def describe_array(x: Array) -> str:
     return f"{x.dtype} {x.shape}, strides {x.strides} bytes"
 
 
+def _is_array(x: Any) -> bool:
+    """Tell whether x is an array by itself, not a buffer or a list to be made one."""
+    return isinstance(x, (np.ndarray, View)) or any(
+        hasattr(x, name) for name in ("__cuda_array_interface__", "__dlpack__", "data_ptr")
+    )
+
+
 def plain_array(label: str, x: Any) -> Array:
     """Return x as a numpy array; refuse one with a mask, which would be lost, and what has no shape."""
     if isinstance(x, np.ma.MaskedArray):
@@ -69,8 +78,8 @@ class Int4Matrix:
 
     Parameters
     ----------
-    data : numpy.ndarray or bytes-like
-        uint8, ceil(M * K / 2) of them, contiguous. Not copied.
+    data : array or bytes-like
+        uint8, ceil(M * K / 2) of them, contiguous; in host memory, or on a CUDA device. Not copied.
     shape : (int, int)
         (M, K).
     order : {"C", "F"}
@@ -85,10 +94,15 @@ class Int4Matrix:
     __slots__ = ("data", "order", "shape")
 
     def __init__(self, data: Any, shape: tuple[int, int], order: str = "C") -> None:
-        try:
-            array = plain_array("data", data) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
-        except TypeError:
-            raise ArgumentError(f"data is a {type(data).__qualname__}: needed uint8 or a bytes-like object") from None
+        if isinstance(data, np.ndarray):
+            data = plain_array("data", data)
+        elif not _is_array(data):
+            try:
+                data = np.frombuffer(data, np.uint8)
+            except TypeError:
+                kind = type(data).__qualname__
+                raise ArgumentError(f"data is a {kind}: needed a uint8 array or a bytes-like object") from None
+        view = view_of("packed int4 data", data)
         if order not in ("C", "F"):
             raise ArgumentError(f"order {order!r}: accepted are 'C' (row-major) and 'F' (column-major)")
         try:
@@ -97,19 +111,20 @@ class Int4Matrix:
             raise ArgumentError(f"shape {shape!r}: needed (M, K)") from None
         if rows < 0 or cols < 0:
             raise ArgumentError(f"shape {shape!r}: M and K must not be negative")
-        if array.dtype != np.uint8 or not array.flags.c_contiguous:
-            raise ArgumentError(f"packed int4 data must be contiguous uint8, not {describe_array(array)}")
+        if view.dtype != "uint8" or not view.contiguous:
+            raise ArgumentError(f"packed int4 data must be contiguous uint8, not {view}")
         needed = int4_bytes(rows, cols)
-        if array.size != needed:
+        if view.size != needed:
             raise ArgumentError(
-                f"packed int4 [{rows}, {cols}] takes {needed} bytes, two elements each; {array.size} bytes came"
+                f"packed int4 [{rows}, {cols}] takes {needed} bytes, two elements each; {view.size} bytes came"
             )
-        self.data: Array = array.reshape(-1)
+        self.data: Any = data.reshape(-1) if isinstance(data, np.ndarray) else data
         self.shape = (rows, cols)
         self.order = order
 
     def __repr__(self) -> str:
-        return f"Int4Matrix({self.shape[0]}x{self.shape[1]}, order={self.order!r}, {self.data.size} bytes)"
+        rows, cols = self.shape
+        return f"Int4Matrix({rows}x{cols}, order={self.order!r}, {int4_bytes(rows, cols)} bytes)"
 
     @classmethod
     def from_values(cls, values: Any, order: str = "C") -> Int4Matrix:
@@ -131,8 +146,10 @@ class Int4Matrix:
         return cls(pack_codes(codes), values.shape, order)
 
     def values(self) -> Array:
-        """Return the values, int8 [M, K], in the matrix's own storage order."""
+        """Return the values, int8 [M, K], in the matrix's own storage order; its bytes must be a numpy array."""
         rows, cols = self.shape
+        if not isinstance(self.data, np.ndarray):
+            raise ArgumentError(f"the bytes are a {type(self.data).__qualname__}: values() needs them as a numpy array")
         flat = unpack_codes(self.data, rows * cols).view(np.int8)
         flat -= 8
         return flat.reshape((rows, cols), order=self.order)  # type: ignore[call-overload,no-any-return]
@@ -154,13 +171,50 @@ def unpack_codes(packed: Array, count: int) -> Array:
     return codes[:count]
 
 
+class Fp8Matrix:
+    """A matrix of bytes that are fp8 codes, for libraries that have no name for the type.
+
+    Parameters
+    ----------
+    data : array
+        uint8 [rows, columns], any strides that `gemmill.gemm_aquant` takes. Not copied.
+    dtype : str or dtype
+        What the bytes are: ``float8_e4m3fn``, ``float8_e5m2``, ``float8_e4m3fnuz`` or ``float8_e5m2fnuz``.
+
+    Raises
+    ------
+    ArgumentError
+        If the data is not of bytes, or the type no fp8 type.
+    """
+
+    __slots__ = ("data", "dtype")
+
+    def __init__(self, data: Any, dtype: Any) -> None:
+        name = str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
+        if name not in FP8_TYPES:
+            raise ArgumentError(f"dtype {dtype!r}: accepted are {', '.join(FP8_TYPES)}")
+        view = view_of("fp8 data", data)
+        if view.itemsize != 1:
+            raise ArgumentError(f"fp8 data must be uint8, not {view}")
+        self.data = data
+        self.dtype = name
+
+    def __repr__(self) -> str:
+        return f"Fp8Matrix({self.view('fp8 data')})"
+
+    def view(self, label: str, stream: int = LEGACY_STREAM) -> View:
+        """Return the View of the array under its own type; arguments as for `gemmill.arrays.view_of`."""
+        return replace(view_of(label, self.data, stream), dtype=self.dtype)
+
+
 class PreshuffledScale:
     """Scales in the order a preshufflequant kernel reads them; `preshuffle_scale` makes one.
 
     Parameters
     ----------
-    data : numpy.ndarray
-        [T, M, b], C-contiguous: T tiles of b = tile_k / 128 groups; groups beyond QK are zero.
+    data : array
+        [T, M, b], C-contiguous, in host memory or on a CUDA device: T tiles of b = tile_k / 128 groups; groups beyond
+        QK are zero.
     groups : int
         QK = ceil(K / 128).
     tile_k : int
@@ -174,16 +228,17 @@ class PreshuffledScale:
 
     __slots__ = ("data", "groups", "tile_k")
 
-    def __init__(self, data: Array, groups: int, tile_k: int) -> None:
-        data = plain_array("preshuffled AQ", data)
-        b = _groups_a_tile(tile_k)
+    def __init__(self, data: Any, groups: int, tile_k: int) -> None:
+        data = data if _is_array(data) else plain_array("preshuffled AQ", data)
+        view = view_of("preshuffled AQ", data)
+        b = groups_a_tile(tile_k)
         tiles = -(-groups // b)
-        if data.ndim != 3 or data.shape[0] != tiles or data.shape[2] != b or not data.flags.c_contiguous:
+        if len(view.shape) != 3 or view.shape[0] != tiles or view.shape[2] != b or not view.contiguous:
             raise ArgumentError(
                 f"preshuffled AQ of {groups} groups with tile_k = {tile_k} is C-contiguous [{tiles}, M, {b}], "
-                f"not {describe_array(data)}"
+                f"not {view}"
             )
-        self.data = data
+        self.data: Any = data
         self.groups = groups
         self.tile_k = tile_k
 
@@ -192,18 +247,20 @@ class PreshuffledScale:
         return f"PreshuffledScale({tiles}x{m}x{b} {self.data.dtype}, {self.groups} groups, tile_k={self.tile_k})"
 
     def unshuffled(self) -> Array:
-        """Return AQ [M, QK], row-major."""
+        """Return AQ [M, QK], row-major; its data must be a numpy array."""
+        if not isinstance(self.data, np.ndarray):
+            raise ArgumentError(f"the data is a {type(self.data).__qualname__}: unshuffled() needs a numpy array")
         tiles, m, b = self.data.shape
         return np.ascontiguousarray(self.data.transpose(1, 0, 2).reshape(m, tiles * b)[:, : self.groups])
 
 
-def preshuffle_scale(a_scale: Array, tile_k: int) -> PreshuffledScale:
+def preshuffle_scale(a_scale: Any, tile_k: int) -> PreshuffledScale:
     """Put scales into the order that preshufflequant kernels read.
 
     Parameters
     ----------
-    a_scale : numpy.ndarray
-        AQ [M, QK], any strides.
+    a_scale : numpy.ndarray or torch.Tensor
+        AQ [M, QK], any strides; a tensor is shuffled on its own device.
     tile_k : int
         K of the kernel's tile, ``kernel.config["tile"][2]``.
 
@@ -217,10 +274,14 @@ def preshuffle_scale(a_scale: Array, tile_k: int) -> PreshuffledScale:
     ArgumentError
         If AQ is not 2-D, or tile_k no multiple of 128.
     """
+    if is_torch(a_scale):
+        from gemmill.on_torch import preshuffle_tensor
+
+        return preshuffle_tensor(a_scale, tile_k)
     a_scale = plain_array("AQ", a_scale)
     if a_scale.ndim != 2:
         raise ArgumentError(f"AQ has shape {a_scale.shape}: needed (M, QK)")
-    return PreshuffledScale(shuffled(a_scale, _groups_a_tile(tile_k)), a_scale.shape[1], tile_k)
+    return PreshuffledScale(shuffled(a_scale, groups_a_tile(tile_k)), a_scale.shape[1], tile_k)
 
 
 def shuffled(a_scale: Array, b: int) -> Array:
@@ -232,7 +293,17 @@ def shuffled(a_scale: Array, b: int) -> Array:
     return np.ascontiguousarray(padded.reshape(m, tiles, b).transpose(1, 0, 2))
 
 
-def _groups_a_tile(tile_k: int) -> int:
+def groups_a_tile(tile_k: int) -> int:
+    """Return b = tile_k / 128, the groups of AQ that lie side by side in a preshuffled one."""
     if not isinstance(tile_k, (int, np.integer)) or tile_k <= 0 or tile_k % GROUP_K:
         raise ArgumentError(f"tile_k {tile_k!r}: must be a positive multiple of {GROUP_K}")
     return int(tile_k) // GROUP_K
+
+
+def told(x: Any) -> tuple[Any, ...] | None:
+    """Return what an operand says beside its array, None for an array itself."""
+    if isinstance(x, Int4Matrix):
+        return (Int4Matrix, x.shape, x.order)
+    if isinstance(x, PreshuffledScale):
+        return (PreshuffledScale, x.groups, x.tile_k)
+    return (Fp8Matrix, x.dtype) if isinstance(x, Fp8Matrix) else None

@@ -1,24 +1,24 @@
 """What a call of gemm_aquant comes to: variant, layout, kernel and leading dimensions, from types, shapes and strides.
 
-A plan depends on nothing else and holds no array, so `gemmill.api` makes it once for all calls that look the same.
+A plan depends on nothing else and holds no array, so it is made once for all calls that look the same.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from ctypes import c_int64
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from gemmill.arch import ARCHS, Arch, find_arch, host_archs
+from gemmill.arrays import View, view_of
+from gemmill.choice import Wanted, choose_kernel, remembered, takes_shuffled
 from gemmill.dtypes import output_dtype, output_kind, variant_of
-from gemmill.errors import ArgumentError, KernelNotFound, UnsupportedError
+from gemmill.errors import ArgumentError
 from gemmill.layout import GROUP_K, LAYOUTS, find_layout, groups
-from gemmill.loader import Candidate, Kernel, by_pattern, explain_miss, first_usable, resolve
-from gemmill.operands import Array, Int4Matrix, Leading, PreshuffledScale, describe_array, leading_dimensions
-from gemmill.search import VARIABLE, SearchPath
-from gemmill.variant import INT4, OUTPUTS, dtype_name, find_variant
+from gemmill.loader import Kernel, resolve
+from gemmill.operands import Fp8Matrix, Int4Matrix, Leading, PreshuffledScale, leading_dimensions
+from gemmill.variant import FP8_TYPES, INT4, OUTPUTS, dtype_name, find_variant
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class _Operands:
     k: int
     variant: str
     encoding: str
+    device: str
     a: Leading
     b: Leading
     aq: Leading | None  # None: preshuffled
@@ -48,30 +49,58 @@ class _Operands:
 
 @dataclass(frozen=True)
 class Plan:
-    """A decided call: everything but the pointers."""
+    """A decided call: everything but the pointers.
 
-    kernel: Kernel | None  # None: nothing to multiply
-    dims: tuple[int, int, int, int, int, int]  # M N K lda ldaq ldb
+    Attributes
+    ----------
+    kernel : Kernel or None
+        None where there is nothing to multiply.
+    shape : (int, int)
+        M, N: C's.
+    out_dtype : numpy.dtype
+    sizes : tuple of c_int64
+        M N K lda ldaq ldb ldc. They are ready for the call: ctypes takes half a microsecond less for them.
+    prepare_aq : str
+        "": AQ goes as it is; "C", "F": copied to that order; "shuffle".
+    groups : int
+        Groups of AQ a tile, for "shuffle".
+    workspace : int
+        Bytes.
+    through_host : bool
+        Host arrays for a GPU kernel: its host-pointer entry moves them, packed.
+    """
+
+    kernel: Kernel | None
+    shape: tuple[int, int]
     out_dtype: np.dtype[Any]
-    prepare_aq: str = ""  # "": as it is; "C", "F": copied to that order; "shuffle"
-    b: int = 1  # groups a tile, for "shuffle"
+    sizes: tuple[c_int64, ...] = ()
+    prepare_aq: str = ""
+    groups: int = 1
     workspace: int = 0
+    through_host: bool = False
 
 
-# Chosen kernels by what the choice depends on, so that a new shape costs no search. Entries are only ever added.
-_kernels: dict[tuple[Any, ...], Kernel] = {}
+P = TypeVar("P")
 
 
-def forget() -> None:
-    """Forget the kernels chosen so far; those that are loaded stay loaded."""
-    _kernels.clear()
+class PlanCache(dict[tuple[Any, ...], P]):
+    """Plans by what they depend on. Dict operations are atomic, so readers take no lock."""
+
+    most = 4096
+
+    def add(self, signature: tuple[Any, ...] | None, plan: P) -> None:
+        """Keep a plan, in place of all others where there are too many; a signature of None is not kept."""
+        if signature is not None:
+            if len(self) >= self.most:
+                self.clear()
+            self[signature] = plan
 
 
 def make_plan(
-    a_q: Array | Int4Matrix,
-    b: Array,
-    a_scale: Array | PreshuffledScale,
-    out: Array | None,
+    a_q: Any,
+    b: Any,
+    a_scale: Any,
+    out: Any,
     out_dtype: Any,
     kernel: Kernel | str | None,
     arch: str | None,
@@ -79,91 +108,128 @@ def make_plan(
 ) -> Plan:
     """Decide a call of `gemmill.gemm_aquant`; arguments and errors are its own."""
     operands = _read_operands(a_q, b, a_scale)
-    row = find_arch(arch) if arch is not None else None
-    where = (arch, allow_untested, os.environ.get(VARIABLE))
-    chosen = None if kernel is None else _remembered((kernel, *where), lambda: resolve(kernel, arch, allow_untested))
+    archs = _archs(operands.device, find_arch(arch) if arch is not None else None)
+    chosen = None
+    if kernel is not None:
+        # A name alone means the kernel of the device's arch.
+        only = arch if operands.device == "cpu" or isinstance(kernel, Kernel) else archs[0].name
+        chosen = remembered((kernel, only, allow_untested), lambda: resolve(kernel, only, allow_untested))
+        if operands.device != "cpu" and chosen.arch != archs[0].name:
+            raise ArgumentError(f"{chosen!r} with arrays on {operands.device}, which runs {archs[0].name}")
     m, n, k = operands.m, operands.n, operands.k
-    if out is not None:
-        _check_out_shape(out, m, n)
-    kind = _output_kind(out, out_dtype, chosen)
+    c = None if out is None else _read_out(out, m, n, operands.device)
+    kind = _output_kind(c, out_dtype, chosen)
     if chosen is not None:
         _check_kernel(chosen, operands, kind)
     else:
-        _check_encoding(operands, row)
+        _check_encoding(operands, archs)
     dtype = output_dtype(kind)
     if m == 0 or n == 0 or k == 0:
-        return Plan(None, (m, n, k, 0, 0, 0), dtype)
+        return Plan(None, (m, n), dtype)
     if chosen is None:
-        wanted = (operands.variant, operands.encoding, *operands.layouts, operands.tile_k, kind)
-        chosen = _remembered((*wanted, *where), lambda: _select(operands, kind, row, allow_untested))
-    return _plan_call(chosen, operands, dtype)
+        wanted = Wanted(operands.variant, tuple(operands.layouts), kind, operands.tile_k)
+        candidates = [row for row in archs if row.encoding == operands.encoding]
+        chosen = choose_kernel(wanted, (m, n, k), candidates, allow_untested)
+    return _plan_call(chosen, operands, dtype, c)
 
 
-def _remembered(key: tuple[Any, ...], choose: Callable[[], Kernel]) -> Kernel:
-    try:
-        kernel = _kernels.get(key)
-    except TypeError:  # an unhashable argument, which choose() refuses by name
-        kernel = None
-    if kernel is None:
-        kernel = choose()
-        _kernels[key] = kernel
-    return kernel
+def _archs(device: str, row: Arch | None) -> list[Arch]:
+    """Return the archs that may serve arrays of a device, best first."""
+    if device == "cpu":
+        return [row] if row else host_archs()
+    from gemmill.cuda import arch_of_device  # only who has a device pays for it
+
+    own = find_arch(arch_of_device(int(device.partition(":")[2])))
+    if row is not None and row is not own:
+        raise ArgumentError(f"arch {row.name} with arrays on {device}, which runs {own.name}: leave one of them out")
+    return [own]
 
 
-def _read_operands(a_q: Array | Int4Matrix, b: Array, a_scale: Array | PreshuffledScale) -> _Operands:
+def _read_operands(a_q: Any, b: Any, a_scale: Any) -> _Operands:
     if isinstance(b, (Int4Matrix, PreshuffledScale)) or isinstance(a_q, PreshuffledScale):
         raise ArgumentError("only A may be an Int4Matrix, and only AQ a PreshuffledScale")
     if isinstance(a_scale, Int4Matrix):
         raise ArgumentError("AQ is an Int4Matrix: needed an array [M, ceil(K / 128)] or a PreshuffledScale")
-    for label, x in (("A", a_q), ("B", b), ("AQ", a_scale)):
-        if isinstance(x, np.ndarray) and x.ndim != 2:
-            raise ArgumentError(f"{label} has {x.ndim} dimensions, shape {x.shape}: needed 2")
-    (m, k), (kb, n) = a_q.shape, b.shape
+    views = {label: operand_view(label, x) for label, x in (("A", a_q), ("B", b), ("AQ", a_scale))}
+    shapes = {label: x.shape for label, x in views.items()}
+    if isinstance(a_q, Int4Matrix):
+        shapes["A"] = a_q.shape
+    for label, shape in shapes.items():
+        dimensions = 3 if label == "AQ" and isinstance(a_scale, PreshuffledScale) else 2
+        if len(shape) != dimensions:
+            raise ArgumentError(f"{label} has {len(shape)} dimensions, shape {shape}: needed {dimensions}")
+    (m, k), (kb, n) = shapes["A"], shapes["B"]
     if k != kb:
-        raise ArgumentError(f"A is [M, K] = {a_q.shape} and B [K, N] = {b.shape}: their K differ, {k} and {kb}")
+        raise ArgumentError(f"A is [M, K] = {shapes['A']} and B [K, N] = {shapes['B']}: their K differ, {k} and {kb}")
     aq: Leading | None = None
-    scales = a_scale.data if isinstance(a_scale, PreshuffledScale) else a_scale
+    scales = views["AQ"]
     if isinstance(a_scale, PreshuffledScale):
-        if (a_scale.data.shape[1], a_scale.groups) != (m, groups(k)):
-            raise ArgumentError(f"{a_scale!r} does not fit A {a_q.shape}: needed M = {m}, {groups(k)} groups")
+        if (scales.shape[1], a_scale.groups) != (m, groups(k)):
+            raise ArgumentError(f"{a_scale!r} does not fit A {shapes['A']}: needed M = {m}, {groups(k)} groups")
     else:
-        if a_scale.shape != (m, groups(k)):
+        if scales.shape != (m, groups(k)):
             raise ArgumentError(
-                f"AQ has shape {a_scale.shape}: A {a_q.shape} has one scale for each of M = {m} rows and "
+                f"AQ has shape {scales.shape}: A {shapes['A']} has one scale for each of M = {m} rows and "
                 f"ceil(K / {GROUP_K}) = {groups(k)} groups, so needed ({m}, {groups(k)})"
             )
-        aq = leading_dimensions(a_scale.shape, a_scale.strides, a_scale.itemsize)
-    a_name = INT4 if isinstance(a_q, Int4Matrix) else _native_name(a_q)
-    variant, encoding = variant_of(a_name, _native_name(b), _native_name(scales))
+        aq = leading_dimensions(scales.shape, scales.strides, scales.itemsize)
+    device = _one_device(views)
+    a_name = INT4 if isinstance(a_q, Int4Matrix) else views["A"].dtype
+    variant, encoding = _variant_of(a_name, views["B"].dtype, scales.dtype)
     return _Operands(
-        m, n, k, variant, encoding,
-        a=_read_order("A", a_q), b=_read_order("B", b), aq=aq,
+        m, n, k, variant, encoding, device,
+        a=_int4_order(a_q) if isinstance(a_q, Int4Matrix) else _read_order("A", views["A"]),
+        b=_read_order("B", views["B"]), aq=aq,
         tile_k=a_scale.tile_k if isinstance(a_scale, PreshuffledScale) else None,
     )  # fmt: skip
 
 
-def _native_name(x: Array) -> str:
-    return x.dtype.name if x.dtype.isnative else f"{x.dtype.name} (byte-swapped)"
+def operand_view(label: str, x: Any, stream: int = 0) -> View:
+    """Return the View of an operand, or of the array inside it; `stream` as in gemmill.arrays.view_of."""
+    if isinstance(x, (Int4Matrix, PreshuffledScale)):
+        return view_of(label, x.data, stream)
+    if isinstance(x, Fp8Matrix):
+        return x.view(label, stream)
+    return view_of(label, x, stream)
 
 
-def _read_order(label: str, x: Array | Int4Matrix) -> Leading:
-    if isinstance(x, Int4Matrix):
-        rows, cols = x.shape
-        either = rows <= 1 or cols <= 1
-        return Leading(
-            cols if x.order == "C" or either else None,
-            rows if x.order == "F" or either else None,
-        )
+def _one_device(views: dict[str, View]) -> str:
+    devices = {label: view.device for label, view in views.items()}
+    if len(set(devices.values())) > 1:
+        where = ", ".join(f"{label} on {device}" for label, device in devices.items())
+        raise ArgumentError(f"the operands lie apart: {where}; needed all on one device")
+    return devices["B"]
+
+
+def _variant_of(a: str, b: str, aq: str) -> tuple[str, str]:
+    try:
+        return variant_of(a, b, aq)
+    except ArgumentError as error:
+        if not {"uint8", "void8"} & {a, b, aq}:
+            raise
+        raise ArgumentError(
+            f"{error}\nbytes that are fp8 codes are told by gemmill.Fp8Matrix(x, {FP8_TYPES[0]!r}), "
+            "packed int4 by gemmill.Int4Matrix(x, (M, K))"
+        ) from None
+
+
+def _int4_order(x: Int4Matrix) -> Leading:
+    rows, cols = x.shape
+    either = rows <= 1 or cols <= 1
+    return Leading(cols if x.order == "C" or either else None, rows if x.order == "F" or either else None)
+
+
+def _read_order(label: str, x: View) -> Leading:
     found = leading_dimensions(x.shape, x.strides, x.itemsize)
     if found.row is None and found.col is None:
         raise ArgumentError(
-            f"{label} is neither row- nor column-major ({describe_array(x)}): accepted is one dimension of unit stride "
-            "and the other at least packed; copy it first, e.g. numpy.ascontiguousarray(x)"
+            f"{label} is neither row- nor column-major ({x}): accepted is one dimension of unit stride "
+            "and the other at least packed; copy it first, e.g. numpy.ascontiguousarray(x) or x.contiguous()"
         )
     return found
 
 
-def _output_kind(out: Array | None, out_dtype: Any, kernel: Kernel | None) -> str:
+def _output_kind(out: View | None, out_dtype: Any, kernel: Kernel | None) -> str:
     if out is not None:
         kind = output_kind(out.dtype)
         if out_dtype is not None and output_kind(out_dtype) != kind:
@@ -174,18 +240,21 @@ def _output_kind(out: Array | None, out_dtype: Any, kernel: Kernel | None) -> st
     return str(kernel.config["out"]) if kernel is not None else "f16"
 
 
-def _check_out_shape(out: Array, m: int, n: int) -> None:
-    if not isinstance(out, np.ndarray):
-        raise ArgumentError(f"out is a {type(out).__qualname__}: needed a numpy.ndarray")
-    if out.shape != (m, n):
-        raise ArgumentError(f"out has shape {out.shape}: needed (M, N) = ({m}, {n})")
-    if leading_dimensions(out.shape, out.strides, out.itemsize).row is None:
-        raise ArgumentError(f"out is not row-major ({describe_array(out)}): C needs unit stride along N")
+def _read_out(out: Any, m: int, n: int, device: str) -> View:
+    if isinstance(out, (Int4Matrix, PreshuffledScale, Fp8Matrix)):
+        raise ArgumentError(f"out is a {type(out).__qualname__}: needed an array")
+    view = view_of("out", out)
+    if view.shape != (m, n):
+        raise ArgumentError(f"out has shape {view.shape}: needed (M, N) = ({m}, {n})")
+    if leading_dimensions(view.shape, view.strides, view.itemsize).row is None:
+        raise ArgumentError(f"out is not row-major ({view}): C needs unit stride along N")
+    if view.device != device:
+        raise ArgumentError(f"out lies on {view.device}, the operands on {device}: needed all on one device")
+    return view
 
 
-def _check_encoding(operands: _Operands, row: Arch | None) -> None:
+def _check_encoding(operands: _Operands, rows: list[Arch]) -> None:
     """Refuse operands of the other fp8 encoding: the same bytes mean other values there."""
-    rows = [row] if row else host_archs()
     if any(r.encoding == operands.encoding for r in rows):
         return
     variant = find_variant(operands.variant)
@@ -200,7 +269,7 @@ def _check_encoding(operands: _Operands, row: Arch | None) -> None:
 
 
 def _check_kernel(kernel: Kernel, operands: _Operands, kind: str) -> None:
-    _check_encoding(operands, find_arch(kernel.arch))
+    _check_encoding(operands, [find_arch(kernel.arch)])
     config = kernel.config
     if config["variant"] != operands.variant:
         raise ArgumentError(f"{kernel!r} is of variant {config['variant']}; the operands are {operands.variant}")
@@ -210,56 +279,19 @@ def _check_kernel(kernel: Kernel, operands: _Operands, kind: str) -> None:
         )
     if config["out"] != kind:
         raise ArgumentError(f"{kernel!r} writes {OUTPUTS[config['out']]}, not {OUTPUTS[kind]}")
-    if operands.tile_k is not None and not _takes_shuffled(kernel.config, kernel.name, operands.tile_k):
+    if operands.tile_k is not None and not takes_shuffled(kernel.config, kernel.name, operands.tile_k):
         raise ArgumentError(
             f"AQ is shuffled for tile_k {operands.tile_k}, {kernel!r} "
             + (f"has tile_k {config['tile'][2]}" if kernel.preshuffle else "takes it unshuffled")
         )
 
 
-def _takes_shuffled(config: dict[str, Any], name: str, tile_k: int) -> bool:
-    tile = config.get("tile")
-    return "_preshufflequant" in name and isinstance(tile, list) and tile[2:] == [tile_k]
-
-
-def _select(operands: _Operands, kind: str, row: Arch | None, allow_untested: bool) -> Kernel:
-    """Return the best usable kernel: best arch first, then the layouts that fit, then the search path's order."""
-    places = SearchPath()
-    archs = [row] if row else [r for r in host_archs() if r.encoding == operands.encoding]
-
-    def candidates() -> Iterator[Candidate]:
-        for arch in archs:
-            for layout in operands.layouts:
-                pattern = f"gemm_aquant_{operands.variant}_{layout}_*"
-                yield from by_pattern(
-                    places, [arch.name], pattern, allow_untested,
-                    lambda entry: _suits(entry.config, entry.name, operands, kind),
-                )  # fmt: skip
-
-    kernel, refused = first_usable(candidates())
-    if kernel is not None:
-        return kernel
-    segment = "" if kind == "f16" else f"_out{kind}"
-    wanted = f"{archs[0].name}/gemm_aquant_{operands.variant}_{operands.layouts[0]}_*{segment}"
-    raise KernelNotFound(explain_miss(wanted, places, refused))
-
-
-def _suits(config: dict[str, Any], name: str, operands: _Operands, kind: str) -> bool:
-    if config.get("variant") != operands.variant or config.get("out") != kind:
-        return False
-    if operands.tile_k is not None:
-        return _takes_shuffled(config, name, operands.tile_k)
-    return config.get("family") == "decode"
-
-
-def _plan_call(kernel: Kernel, operands: _Operands, dtype: np.dtype[Any]) -> Plan:
-    if find_arch(kernel.arch).backend != "cpu":
-        raise UnsupportedError(f"{kernel!r}: numpy arrays go to cpu kernels only")
+def _plan_call(kernel: Kernel, operands: _Operands, dtype: np.dtype[Any], out: View | None) -> Plan:
     m, n, k = operands.m, operands.n, operands.k
     layout = find_layout(kernel.config["layout"])
     a = operands.a.col if layout.a_col else operands.a.row
     b = operands.b.col if layout.b_col else operands.b.row
-    assert a is not None and b is not None  # _check_kernel or _select saw to it
+    assert a is not None and b is not None  # _check_kernel or choose_kernel saw to it
     per_tile = kernel.config["tile"][2] // GROUP_K
     prepare = ""
     if kernel.preshuffle:
@@ -271,5 +303,14 @@ def _plan_call(kernel: Kernel, operands: _Operands, dtype: np.dtype[Any]) -> Pla
         if aq is None:
             prepare = "F" if layout.aq_col else "C"
             aq = m if layout.aq_col else groups(k)
-    workspace = kernel.library.workspace_bytes(m, n, k)
-    return Plan(kernel, (m, n, k, a, aq or 0, b), dtype, prepare, per_tile, workspace)
+    if operands.device == "cpu" and ARCHS[kernel.arch].backend != "cpu":
+        return Plan(kernel, (m, n), dtype, through_host=True)
+    ldc = n if out is None or m <= 1 else out.strides[0] // out.itemsize
+    sizes = tuple(c_int64(x) for x in (m, n, k, a, aq or 0, b, ldc))
+    return Plan(kernel, (m, n), dtype, sizes, prepare, per_tile, kernel.library.workspace_bytes(m, n, k))
+
+
+def check_apart(label: str, operand: View, out: View) -> None:
+    """Refuse an out that shares memory with an operand."""
+    if operand.overlaps(out):
+        raise ArgumentError(f"out overlaps {label} in memory: give an array of its own")

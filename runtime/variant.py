@@ -45,6 +45,8 @@ _FP8_NAMES = {
     ("bf8", "fnuz"): "float8_e5m2fnuz",
 }
 
+FP8_TYPES = tuple(_FP8_NAMES.values())
+
 
 def find_variant(name: str) -> Variant:
     """Return the variant called `name`, or raise ArgumentError with the list of those that exist."""

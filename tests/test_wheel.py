@@ -58,7 +58,10 @@ def test_wheel_is_the_runtime_and_nothing_else(wheel: Path) -> None:
         names = archive.namelist()
         (metadata,) = (archive.read(n).decode() for n in names if n.endswith(".dist-info/METADATA"))
     modules = {n for n in names if ".dist-info/" not in n}
-    assert modules == {f"gemmill/{p.name}" for p in (CHECKOUT.root / "runtime").iterdir() if p.is_file()}
+    runtime = CHECKOUT.root / "runtime"
+    files = (path for path in runtime.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    assert modules == {f"gemmill/{path.relative_to(runtime)}" for path in files}
+    assert "gemmill/tables/sm_90a.json" in modules
     assert any(n.endswith("licenses/LICENSE") for n in names)
     required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
     assert sorted(line.split()[1].split(">")[0] for line in required) == ["ml_dtypes", "numpy"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gemmill import api, plan, search
+from gemmill import api, choice, search
 from gemmill.cache import Cache
 
 
@@ -15,7 +15,7 @@ def _own_search_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setattr(search, "_installed", lambda: ())
     api._plans.clear()
-    plan.forget()
+    choice.forget()
 
 
 @pytest.fixture

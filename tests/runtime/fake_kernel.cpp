@@ -5,6 +5,7 @@
 // -DA_COL, B_COL, AQ_COL storage orders, 0 or 1
 // -DPER_TILE             groups a tile of a preshuffled AQ, 0 where AQ is not shuffled
 // -DOUT                  F16, BF16 or F32
+// -DTAKES_STREAM         takes a stream, as a GPU's kernel does; fake_last_stream() returns it
 // -DFAULT_...            one of the faults below
 #include <cmath>
 #include <cstdio>
@@ -25,6 +26,9 @@
 namespace {
 
 thread_local char last_error[256] = "";
+#ifdef TAKES_STREAM
+void* last_stream = nullptr;
+#endif
 
 int fail(int code, const char* argument, long long value) {
     std::snprintf(last_error, sizeof last_error, "%s = %lld: expected another value", argument, value);
@@ -169,6 +173,10 @@ void multiply(const void* a, const void* aq, const void* b, void* c, int64_t M, 
 
 extern "C" {
 
+#ifdef TAKES_STREAM
+void* fake_last_stream(void) { return last_stream; }
+#endif
+
 int dispatcher_initialize(void) {
 #ifdef FAULT_NO_DEVICE
     std::snprintf(last_error, sizeof last_error, "no device here");
@@ -233,7 +241,11 @@ int gemmill_gemm_aquant(const void* a, const void* aq, const void* b, void* c, i
     if (ldaq < (PER_TILE ? M * PER_TILE : AQ_COL ? M : groups)) return fail(-1, "ldaq", ldaq);
     if (ldb < (B_COL ? K : N)) return fail(-1, "ldb", ldb);
     if (ldc < N) return fail(-1, "ldc", ldc);
+#ifdef TAKES_STREAM
+    last_stream = stream;
+#else
     if (stream) return fail(-2, "stream", 1);
+#endif
 #endif
     multiply(a, aq, b, c, M, N, K, lda, ldaq, ldb, ldc, PER_TILE > 0);
     return 0;

@@ -47,7 +47,7 @@ def test_int4_is_not_copied():
         (lambda: Int4Matrix(np.zeros(4, np.uint8)[::2], (2, 2)), "contiguous uint8"),
         (lambda: Int4Matrix(b"123", (2.5, 2)), r"shape \(2.5, 2\): needed"),
         (lambda: Int4Matrix(b"", (float("inf"), 2)), r"shape \(inf, 2\): needed"),
-        (lambda: Int4Matrix([1, 2], (2, 2)), "data is a list: needed uint8 or a bytes-like object"),
+        (lambda: Int4Matrix([1, 2], (2, 2)), "data is a list: needed a uint8 array or a bytes-like object"),
         (lambda: Int4Matrix(np.ma.zeros(2, np.uint8), (2, 2)), "data is a masked array"),
         (lambda: Int4Matrix.from_values(np.ma.zeros((2, 2), int)), "values is a masked array"),
         (lambda: Int4Matrix.from_values([[1], [2, 3]]), "values is no array"),

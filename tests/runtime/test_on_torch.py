@@ -1,0 +1,219 @@
+"""The way of CUDA tensors, on a fake torch and a fake kernel: plans, streams, devices, allocation, refusals."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import gemmill
+import numpy as np
+import pytest
+from fake_cuda import DEVICES, stream_of
+from fake_torch import Tensor, fake_torch
+from gemmill import api, cuda
+from gemmill.cache import Cache
+from gemmill.errors import ArgumentError, DeviceError
+from gemmill.layout import LAYOUTS
+from gemmill.operands import Fp8Matrix, Int4Matrix, preshuffle_scale
+from generators import check, forms, problem
+from support import add_fake, fake_config
+
+TILE = (4, 8, 128)
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return the fake torch, imported, on a machine with the devices of fake_cuda.DEVICES."""
+    fake = fake_torch()
+    for name in ("gemmill.on_torch", "gemmill.torch"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delattr(gemmill, "on_torch", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    monkeypatch.setattr(api, "_paths", {})
+    monkeypatch.setattr(cuda, "devices", lambda library="": DEVICES)
+    cuda.arch_of_device.cache_clear()
+    yield fake
+    sys.modules.pop("gemmill.on_torch", None)
+    cuda.arch_of_device.cache_clear()
+
+
+def add(cache: Cache, *defines: str, **options: Any) -> None:
+    add_fake(cache.root, fake_config(arch="sm_90a", **{"tile": TILE, **options}), "TAKES_STREAM", *defines)
+
+
+def operand(x: Any, index: int = 0) -> Any:
+    return Int4Matrix(Tensor(x.data, index), x.shape, x.order) if isinstance(x, Int4Matrix) else Tensor(x, index)
+
+
+def operands(p: Any, index: int = 0) -> tuple[Any, Any, Any]:
+    return operand(p.a, index), operand(p.b, index), operand(p.aq, index)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("variant", ["fp8", "bf8", "fp8i4", "bf8i4f32"])
+def test_every_layout(found_cache: Cache, torch: Any, layout: str, variant: str) -> None:
+    add(found_cache, variant=variant, layout=layout)
+    p = problem(variant, 5, 6, 300, layout)
+    for _ in range(2):  # planned, then from the plan
+        c = gemmill.gemm_aquant(*operands(p))
+        assert type(c) is Tensor and c.dtype is torch.float16
+        check(c.x, p)
+
+
+def test_a_repeated_call_makes_no_plan_and_asks_for_c_alone(found_cache, torch, monkeypatch) -> None:
+    add(found_cache)
+    p = problem("fp8", 5, 6, 300)
+    gemmill.gemm_aquant(*operands(p))
+    monkeypatch.setattr(import_module("gemmill.on_torch"), "make_plan", lambda *_: pytest.fail("planned again"))
+    torch.state.allocated.clear()
+    check(gemmill.gemm_aquant(*operands(p)).x, p)
+    assert torch.state.allocated == [(5, 6)]
+    with pytest.raises(pytest.fail.Exception):
+        gemmill.gemm_aquant(*operands(problem("fp8", 6, 6, 300)))
+
+
+def test_storage_forms_and_scales_in_another_order(found_cache: Cache, torch: Any) -> None:
+    for layout in LAYOUTS:
+        add(found_cache, layout=layout)
+    p = problem("fp8", 4, 5, 260)
+    for a in forms(p.a).values():
+        for b in forms(p.b).values():
+            for aq in (p.aq, np.asfortranarray(p.aq), np.repeat(p.aq, 2, axis=1)[:, ::2]):
+                check(gemmill.gemm_aquant(Tensor(a), Tensor(b), Tensor(aq)).x, p)
+
+
+def test_wrappers(found_cache: Cache, torch: Any) -> None:
+    add(found_cache)
+    add(found_cache, family="preshufflequant", tile=(4, 8, 256))
+    p = problem("fp8", 5, 6, 300)
+    a, b, aq = operands(p)
+    told = Fp8Matrix(Tensor(p.b.view(np.uint8)), torch.float8_e4m3fn)
+    check(gemmill.gemm_aquant(a, told, aq).x, p)
+    shuffled = gemmill.PreshuffledScale(Tensor(preshuffle_scale(p.aq, 256).data), 3, 256)
+    check(gemmill.gemm_aquant(a, b, shuffled).x, p)
+    # Bytes of the same shape and strides that mean another type have a plan of their own.
+    e5m2 = Fp8Matrix(Tensor(p.b.view(np.uint8)), torch.float8_e5m2)
+    with pytest.raises(ArgumentError, match="no variant takes A float8_e4m3fn, B float8_e5m2"):
+        gemmill.gemm_aquant(a, e5m2, aq)
+
+
+def test_out_is_written_in_place(found_cache: Cache, torch: Any) -> None:
+    add(found_cache)
+    p = problem("fp8", 5, 6, 300)
+    whole = np.full((5, 9), 7, np.float16)
+    out = Tensor(whole[:, 1:7])
+    for _ in range(2):
+        assert gemmill.gemm_aquant(*operands(p), out) is out
+        check(out.x, p)
+        assert (whole[:, [0, 7, 8]] == 7).all()
+        whole[:, 1:7] = 0
+
+
+def test_the_current_stream_and_device_are_torchs(found_cache: Cache, torch: Any) -> None:
+    add(found_cache)
+    p = problem("fp8", 3, 4, 130)
+    kernel = gemmill.load(fake_config(arch="sm_90a", tile=TILE).name, arch="sm_90a")
+    for index, stream, entered in ((0, 0, []), (0, 0x70, []), (2, 0x90, [2]), (0, 5, [])):
+        torch.state.streams[index] = stream
+        gemmill.gemm_aquant(*operands(p, index), kernel=kernel)
+        torch.state.entered.clear()
+        check(gemmill.gemm_aquant(*operands(p, index), kernel=kernel).x, p)
+        assert (stream_of(kernel), torch.state.entered, torch.state.device) == (stream, entered, 0)
+
+
+def test_a_kernel_is_opened_with_the_tensors_device_current(found_cache, torch, monkeypatch) -> None:
+    add(found_cache)
+    on_torch, seen = import_module("gemmill.on_torch"), []
+    make_plan = on_torch.make_plan
+    monkeypatch.setattr(on_torch, "make_plan", lambda *args: (seen.append(torch.state.device), make_plan(*args))[1])
+    gemmill.gemm_aquant(*operands(problem("fp8", 3, 4, 130), 2))
+    assert seen == [2] and torch.state.device == 0
+
+
+def test_a_workspace_comes_from_torch(found_cache: Cache, torch: Any) -> None:
+    add(found_cache, "WANTS_WORKSPACE")
+    p = problem("fp8", 3, 4, 130)
+    check(gemmill.gemm_aquant(*operands(p)).x, p)
+    assert (1000,) in torch.state.allocated
+
+
+def test_nothing_to_multiply_gives_zeros(torch: Any) -> None:
+    out = Tensor(np.ones((3, 4), np.float16))
+    assert gemmill.gemm_aquant(*operands(problem("fp8", 3, 4, 0)), out) is out
+    assert not out.x.any()
+    assert gemmill.gemm_aquant(*operands(problem("fp8", 0, 4, 130))).shape == (0, 4)
+
+
+def test_a_failing_kernel_raises_with_its_text(found_cache: Cache, torch: Any) -> None:
+    add(found_cache, "FAULT_RUN_FAILS")
+    for index in (0, 2):
+        with pytest.raises(DeviceError, match="device = 3"):
+            gemmill.gemm_aquant(*operands(problem("fp8", 3, 4, 130), index))
+        assert torch.state.device == 0
+
+
+def good() -> dict[str, Any]:
+    p = problem("fp8", 3, 4, 130)
+    return dict(zip(("a_q", "b", "a_scale"), operands(p), strict=True))
+
+
+class Subclass(Tensor):
+    """A tensor subclass."""
+
+
+REFUSED = {
+    "numpy A": ({"a_q": problem("fp8", 3, 4, 130).a}, "A is a numpy.ndarray: needed a torch.Tensor, as B is one"),
+    "a subclass": (
+        {"a_scale": Subclass(problem("fp8", 3, 4, 130).aq)},
+        "AQ is a .*Subclass, a subclass of torch.Tensor",
+    ),
+    "numpy out": ({"out": np.zeros((3, 4), np.float16)}, "out is a numpy.ndarray: needed a torch.Tensor"),
+    "out elsewhere": ({"out": Tensor(np.zeros((3, 4), np.float16), 2)}, "out lies on cuda:2, the operands on cuda:0"),
+    "column-major out": ({"out": Tensor(np.zeros((4, 3), np.float16).T)}, "out is not row-major"),
+    "out of another type": ({"out": Tensor(np.zeros((3, 4)))}, "output dtype 'float64'"),
+    "a stream": ({"stream": 3}, "stream is 3: torch tensors go on torch's current stream"),
+    "another arch": ({"arch": "gfx942"}, "arch gfx942 with arrays on cuda:0, which runs sm_90a"),
+    "no kernel": ({"kernel": ["x"]}, "kernel is a list: needed a gemmill.Kernel, a name or a key"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(found_cache: Cache, torch: Any, name: str) -> None:
+    add(found_cache)
+    change, text = REFUSED[name]
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=text):
+            gemmill.gemm_aquant(**{**good(), **change})
+        check(gemmill.gemm_aquant(**good()).x, problem("fp8", 3, 4, 130))
+
+
+def test_operands_on_two_devices_are_refused(torch: Any) -> None:
+    """When a plan is made; after that the C call asks the driver (tests/gpu/test_cuda_arrays.py)."""
+    elsewhere = operand(problem("fp8", 3, 4, 130).a, 2)
+    with pytest.raises(ArgumentError, match="the operands lie apart: A on cuda:2, B on cuda:0, AQ on cuda:0"):
+        gemmill.gemm_aquant(**{**good(), "a_q": elsewhere})
+
+
+def test_overlap_is_refused_and_rows_between_rows_are_none(found_cache: Cache, torch: Any) -> None:
+    add(found_cache)
+    p = problem("fp8", 3, 4, 260)
+    block = np.zeros((3, 300), np.uint8)
+    block[:, :260] = p.a.view(np.uint8)
+    a = Tensor(block[:, :260].view(p.a.dtype))
+    out = Tensor(block[:, 260:268].view(np.float16))
+    gemmill.gemm_aquant(a, *operands(p)[1:], out)
+    check(out.x, p)
+    with pytest.raises(ArgumentError, match="out overlaps A in memory"):
+        gemmill.gemm_aquant(a, *operands(p)[1:], Tensor(block[:, 254:262].view(np.float16)))
+
+
+def test_plans_are_bounded(found_cache: Cache, torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(found_cache)
+    on_torch = import_module("gemmill.on_torch")
+    monkeypatch.setattr(type(on_torch._plans), "most", 3)
+    for m in range(1, 9):
+        p = problem("fp8", m, 4, 130)
+        check(gemmill.gemm_aquant(*operands(p)).x, p)
+        assert len(on_torch._plans) <= 3
