@@ -7,37 +7,40 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from bench import Bench, Operands, Wrong, expect_equal
 from driver import DriverError
 from gemmill.layout import packed_strides
 from gemmill.loader import Kernel
 from gemmill.variant import INT4, find_variant
 from operands import Case, layout_of
+from workbench import Operands, Workbench, Wrong, expect_equal
 
-_TURNS = 50
 # Small and split over k; several tiles; the slow entry.
 _CASES = (Case(16, 256, 4096), Case(300, 520, 1100, "aligned"), Case(65, 131, 260, "odd"))
 
 
-def check_two_streams(bench: Bench, kernel: Kernel) -> None:
+def _turns(bench: Workbench) -> int:
+    return 8 if bench.brief else 50
+
+
+def check_two_streams(bench: Workbench, kernel: Kernel) -> None:
     """Keep two streams busy at once; each must have its own result."""
     first, second = (bench.operands(kernel, case) for case in _CASES[:2])
     for o in (first, second):
         bench.poison(o)
     bench.gpu.synchronize()
     with bench.gpu.stream() as one, bench.gpu.stream() as two:
-        for _ in range(_TURNS):
+        for _ in range(_turns(bench)):
             bench.launch(kernel, first, one)
             bench.launch(kernel, second, two)
     for o, case in ((first, _CASES[0]), (second, _CASES[1])):
         bench.expect(kernel, o, bench.result(kernel, o), f"two streams, {case}")
 
 
-def check_bits_under_load(bench: Bench, kernel: Kernel) -> None:
+def check_bits_under_load(bench: Workbench, kernel: Kernel) -> None:
     """Give the same bits while another stream keeps the multiprocessors busy."""
     small, large = (bench.operands(kernel, case) for case in _CASES[:2])
     with bench.gpu.stream() as busy, bench.gpu.stream() as stream:
-        for turn in range(10):
+        for turn in range(_turns(bench) // 4):
             bench.poison(small)
             bench.gpu.synchronize()
             for _ in range(8):
@@ -46,7 +49,7 @@ def check_bits_under_load(bench: Bench, kernel: Kernel) -> None:
             bench.expect(kernel, small, bench.result(kernel, small), f"under load, turn {turn}")
 
 
-def check_two_threads(bench: Bench, kernel: Kernel) -> None:
+def check_two_threads(bench: Workbench, kernel: Kernel) -> None:
     """Call from two threads at once, each with its stream and its problem; ctypes lets both into the library."""
     problems = [bench.operands(kernel, case) for case in _CASES]
     for o in problems:
@@ -58,7 +61,7 @@ def check_two_threads(bench: Bench, kernel: Kernel) -> None:
         bench.gpu.enter()
         with bench.gpu.stream() as stream:
             start.wait()
-            for _ in range(_TURNS):
+            for _ in range(_turns(bench)):
                 bench.launch(kernel, o, stream)
 
     _in_threads([lambda o=o: work(o) for o in problems])  # type: ignore[misc]
@@ -66,7 +69,7 @@ def check_two_threads(bench: Bench, kernel: Kernel) -> None:
         bench.expect(kernel, o, bench.result(kernel, o), f"two threads, {case}")
 
 
-def check_threads_without_context(bench: Bench, kernel: Kernel) -> None:
+def check_threads_without_context(bench: Workbench, kernel: Kernel) -> None:
     """Call from a thread that has no context; it must have none afterwards."""
     o = bench.operands(kernel, _CASES[0])
     bench.poison(o)
@@ -101,7 +104,7 @@ def _in_threads(functions: list[Callable[[], None]]) -> None:
         raise Wrong("; ".join(failures))
 
 
-def check_graph(bench: Bench, kernel: Kernel) -> None:
+def check_graph(bench: Workbench, kernel: Kernel) -> None:
     """Capture calls of all cases, and replay them with the inputs of another problem in the same memory."""
     placed = [(bench.operands(kernel, case), bench.operands(kernel, case, seed=1)) for case in _CASES]
     with bench.gpu.stream() as stream:
@@ -129,7 +132,7 @@ def check_graph(bench: Bench, kernel: Kernel) -> None:
                     bench.gpu.upload(address, data)
 
 
-def check_rewritten_inputs(bench: Bench, kernel: Kernel) -> None:
+def check_rewritten_inputs(bench: Workbench, kernel: Kernel) -> None:
     """Overwrite A right after each call, by a copy and by a kernel whose C it is: no call may see what comes later.
 
     Without a wait, the next kernel starts while this one still multiplies (programmatic dependent launch).
@@ -144,7 +147,7 @@ def check_rewritten_inputs(bench: Bench, kernel: Kernel) -> None:
     bench.gpu.synchronize()
     try:
         with bench.gpu.stream() as stream:
-            for _ in range(_TURNS):
+            for _ in range(_turns(bench)):
                 bench.launch(kernel, o, stream)
                 bench.launch(kernel, inside, stream)  # its C lies in the A that the call before reads
                 bench.gpu.copy(o.a, keep, size, stream)
@@ -154,7 +157,7 @@ def check_rewritten_inputs(bench: Bench, kernel: Kernel) -> None:
         bench.gpu.free(keep)
 
 
-def check_chain(bench: Bench, kernel: Kernel) -> None:
+def check_chain(bench: Workbench, kernel: Kernel) -> None:
     """Let each call read the last one's C as its packed int4 A; with and without waits the bits must agree."""
     kinds, layout = find_variant(kernel.config["variant"]), layout_of(kernel)
     if kinds.a != INT4 or kernel.config["out"] == "f32":
@@ -187,7 +190,7 @@ def check_chain(bench: Bench, kernel: Kernel) -> None:
     try:
         with bench.gpu.stream() as stream:
             wanted = chain(stream, wait=True)
-            for turn in range(20):
+            for turn in range(_turns(bench) // 2):
                 expect_equal(chain(stream, wait=False), wanted, f"chain, turn {turn}")
     finally:
         for one in spare:

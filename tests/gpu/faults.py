@@ -6,20 +6,20 @@ import ctypes
 from typing import Any
 
 import numpy as np
-from bench import Bench, Wrong, expect_equal
 from driver import Gpu
 from gemmill.dtypes import output_dtype
 from gemmill.layout import groups, packed_strides
 from gemmill.loader import Kernel
 from gemmill.operands import Array
 from operands import Case, Problem, expected, layout_of, problem, store
+from workbench import Workbench, Wrong, expect_equal
 
 _CASE = Case(17, 96, 300)
 _NAMES = ("A", "AQ", "B", "C", "M", "N", "K", "lda", "ldaq", "ldb", "ldc", "workspace", "bytes", "stream")
 _HUGE = 2**62
 
 
-def check_bad_arguments(bench: Bench, kernel: Kernel) -> None:
+def check_bad_arguments(bench: Workbench, kernel: Kernel) -> None:
     """Hand each argument of the device-pointer entry a bad value; a good call must follow each time."""
     o = bench.operands(kernel, _CASE)
     bench.check(kernel, o, "before")
@@ -57,7 +57,7 @@ def check_bad_arguments(bench: Bench, kernel: Kernel) -> None:
     _same_memory(bench, free, "bad arguments")
 
 
-def check_too_many_tiles(bench: Bench, kernel: Kernel) -> None:
+def check_too_many_tiles(bench: Workbench, kernel: Kernel) -> None:
     """Refuse sizes that are addressable but more than the kernel counts."""
     o = bench.operands(kernel, _CASE)
     for m, n, k in ((2**31, 1, 1), (1, 2**31, 1), (1, 1, 2**31), (10**9, 10**9, 1)):
@@ -69,7 +69,7 @@ def check_too_many_tiles(bench: Bench, kernel: Kernel) -> None:
     bench.check(kernel, o, "after too many tiles")
 
 
-def check_host_entry(bench: Bench, kernel: Kernel) -> None:
+def check_host_entry(bench: Workbench, kernel: Kernel) -> None:
     """Call with host pointers: right, no memory lost, and refused where C does not fit into the device."""
     p = problem(kernel.config["variant"], 33, 96, 300)
     _check_host(kernel, p)  # what the library keeps for itself is there now
@@ -96,9 +96,7 @@ def _check_host(kernel: Kernel, p: Problem) -> None:
     c: Array = np.zeros((m, n), output_dtype(kernel.config["out"]))
     time_ms = ctypes.c_float(-1)
     pointers = [x.ctypes.data for x in (s.a, s.aq, s.b, c)]
-    code = kernel.library.run_host(
-        *pointers, m, n, k, s.lda, s.ldaq, s.ldb, s.ldc, groups(k), 1, ctypes.byref(time_ms)
-    )
+    code = kernel.library.run_host(*pointers, m, n, k, s.lda, s.ldaq, s.ldb, s.ldc, groups(k), 1, ctypes.byref(time_ms))
     if code or not time_ms.value > 0:
         raise Wrong(f"host pointers: returned {code}, {time_ms.value} ms: {kernel.library.last_error}")
     expect_equal(c, expected(p.exact, kernel.config["out"]), "host pointers")
@@ -113,13 +111,13 @@ class _Unshuffled:
         self.config = kernel.config
 
 
-def _same_memory(bench: Bench, before: int, what: str) -> None:
+def _same_memory(bench: Workbench, before: int, what: str) -> None:
     bench.gpu.synchronize()
     if (now := bench.gpu.free_bytes()) != before:
         raise Wrong(f"{what}: {before - now} bytes of device memory were not given back")
 
 
-def check_another_context(bench: Bench, kernel: Kernel) -> None:
+def check_another_context(bench: Workbench, kernel: Kernel) -> None:
     """Call in a context that is not the primary one; its memory is that context's."""
     gpu = bench.gpu
     bench.drop()
@@ -135,7 +133,7 @@ def check_another_context(bench: Bench, kernel: Kernel) -> None:
     bench.check(kernel, bench.operands(kernel, _CASE), "the primary context again")
 
 
-def check_wrong_device(bench: Bench, kernel: Kernel) -> str | None:
+def check_wrong_device(bench: Workbench, kernel: Kernel) -> str | None:
     """Refuse memory of another device, by name of the operand and both devices."""
     if bench.gpu.count() < 2:
         return "one device here: needs two"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from bench import Bench, Wrong, expect_equal
 from gemmill.dtypes import output_dtype
 from gemmill.layout import GROUP_K, packed_strides
 from gemmill.loader import Kernel
 from gemmill.operands import pack_codes
 from gemmill.variant import INT4, find_variant
 from operands import Array, Bytes, Problem, expected, layout_of, problem, store
+from workbench import Workbench, Wrong, expect_equal
 
 _FAR = 3 << 30  # elements from the first line to the last
 _PERIOD = 1021  # rows after which a large operand repeats: a wrong offset of 2^31 or 2^32 meets another row
@@ -20,13 +20,13 @@ _MANY = 2_100_032  # lines of it are whole 16 bytes, of int4 too; times 1056 it 
 # ---- lines far apart ----
 
 
-def check_far_lines(bench: Bench, kernel: Kernel) -> None:
+def check_far_lines(bench: Workbench, kernel: Kernel) -> None:
     """Multiply a small problem whose lines lie so far apart that the last ones are beyond 2^31 elements."""
     for shift in (0, 1):  # the copy engine takes the first, the second goes through the slow entry
         _check_far_lines(bench, kernel, shift)
 
 
-def _check_far_lines(bench: Bench, kernel: Kernel, shift: int) -> None:
+def _check_far_lines(bench: Workbench, kernel: Kernel, shift: int) -> None:
     m, n, k = 20, 37, 260
     p = problem(kernel.config["variant"], m, n, k)
     stored = store(kernel, p, "aligned")
@@ -61,7 +61,7 @@ def _far(lines: int) -> int:
 
 
 def _spread(
-    bench: Bench, data: Bytes, leading: int, size: float, memory: list[int], shift: int = 0
+    bench: Workbench, data: Bytes, leading: int, size: float, memory: list[int], shift: int = 0
 ) -> tuple[int, int]:
     """Upload stored lines far apart, NaN between them; return address and leading dimension."""
     line = int(leading * size)
@@ -80,22 +80,22 @@ def _spread(
 # ---- many elements ----
 
 
-def check_large_a(bench: Bench, kernel: Kernel) -> None:
+def check_large_a(bench: Workbench, kernel: Kernel) -> None:
     """Multiply an A of more than 2^31 elements by a few columns."""
     _check_large(bench, kernel, _MANY, 16, 1056)
 
 
-def check_large_b(bench: Bench, kernel: Kernel) -> None:
+def check_large_b(bench: Workbench, kernel: Kernel) -> None:
     """Multiply a few rows by a B of more than 2^31 elements."""
     _check_large(bench, kernel, 32, _MANY, 1056)
 
 
-def check_large_c(bench: Bench, kernel: Kernel) -> None:
+def check_large_c(bench: Workbench, kernel: Kernel) -> None:
     """Make a C of more than 2^31 elements."""
     _check_large(bench, kernel, 46_432, 46_432, 64)
 
 
-def _check_large(bench: Bench, kernel: Kernel, m: int, n: int, k: int) -> None:
+def _check_large(bench: Workbench, kernel: Kernel, m: int, n: int, k: int) -> None:
     """Multiply operands that repeat, and compare rows of C: the last ones, those around 2^31, and others."""
     gpu, layout, kinds = bench.gpu, layout_of(kernel), find_variant(kernel.config["variant"])
     c_type = output_dtype(kernel.config["out"])
@@ -150,10 +150,10 @@ def _sampled_rows(m: int, n: int, k: int) -> list[int]:
     return sorted(i for i in picked if 0 <= i < m)
 
 
-def _repeated(bench: Bench, codes: Array, rows: int, column: bool, int4: bool, memory: list[int]) -> int:
+def _repeated(bench: Workbench, codes: Array, rows: int, column: bool, int4: bool, memory: list[int]) -> int:
     """Store `rows` rows that repeat codes [period, K], packed; return the address."""
     gpu = bench.gpu
-    period, k = codes.shape
+    k = codes.shape[1]
     per_byte = 2 if int4 else 1
     assert (rows if column else k) % per_byte == 0, "lines of whole bytes"
     size = rows * k // per_byte

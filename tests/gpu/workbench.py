@@ -42,23 +42,32 @@ class Operands:
     whole_c: int = 0
 
 
-class Bench:
-    """Kernels of a cache on one device.
+class Workbench:
+    """Kernels on one device.
 
     Parameters
     ----------
     gpu : Gpu
-    cache : Path
-    match : str
-        A glob that the kernels' names match.
+    cache : Cache
+    entries : list of IndexEntry
+        The kernels, those that store operands alike side by side.
+    brief : bool
+        Leave out most shapes and repeats, where a device is only simulated.
     """
 
-    def __init__(self, gpu: Gpu, cache: Path, match: str = "*") -> None:
+    def __init__(self, gpu: Gpu, cache: Cache, entries: Iterable[Any], brief: bool = False) -> None:
         self.gpu = gpu
-        self.cache = Cache(cache)
-        self.entries = sorted(self.cache.entries(ARCH, match), key=_group)
+        self.cache = cache
+        self.brief = brief
+        self.entries = sorted(entries, key=_group)
         self._group: Any = None
         self._placed: dict[tuple[Case, int], Operands] = {}
+
+    @classmethod
+    def find(cls, gpu: Gpu, root: Path, match: str = "*") -> Workbench:
+        """Return a workbench for the kernels of a cache whose names match a glob."""
+        cache = Cache(root)
+        return cls(gpu, cache, cache.entries(ARCH, match))
 
     def kernel(self, entry: Any) -> Kernel:
         """Open a kernel, whatever its selftest said."""
@@ -127,9 +136,7 @@ class Bench:
     def launch(self, kernel: Kernel, o: Operands, stream: int | None = None) -> None:
         """Start one product."""
         s = o.stored
-        code = kernel.library.run(
-            o.a, o.aq, o.b, o.c, *o.problem.shape, s.lda, s.ldaq, s.ldb, s.ldc, None, 0, stream
-        )
+        code = kernel.library.run(o.a, o.aq, o.b, o.c, *o.problem.shape, s.lda, s.ldaq, s.ldb, s.ldc, None, 0, stream)
         if code:
             raise Wrong(f"returned {code} for valid arguments: {kernel.library.last_error}")
 
