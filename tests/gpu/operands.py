@@ -117,7 +117,7 @@ def _whole(variant: str, m: int, n: int, k: int, seed: int) -> Problem:
 
 def problem(variant: str, m: int, n: int, k: int, seed: int = 0) -> Problem:
     """Return the exact problem of a variant; those of the same N and K share their operands and product."""
-    most = max(ROWS) if m <= max(ROWS) else m
+    most = next((rows for rows in (300, max(ROWS)) if m <= rows), m)
     return _whole(variant, most, n, k, seed).rows(m)
 
 

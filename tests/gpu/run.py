@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import importlib
+import importlib.util
 import sys
 import time
 from pathlib import Path
@@ -17,20 +17,18 @@ _HERE = Path(__file__).resolve().parent
 _MOST_LINES = 30  # of failures
 
 
-def _find_modules() -> None:
-    """Let the tests' modules and the package be imported from a checkout, installed or not."""
-    sys.path[:0] = [str(_HERE), str(_HERE.parent)]
-    try:
-        importlib.import_module("gemmill")
-    except ImportError:
+def find_modules() -> None:
+    """Let the tests' modules and the package be imported from a checkout, whether or not it is installed."""
+    root = _HERE.parent.parent
+    sys.path[:0] = [str(_HERE), str(_HERE.parent), str(root)]
+    if importlib.util.find_spec("gemmill") is None:
         # The package's folder in the repository has another name.
+        folder = root / "runtime"
         spec = importlib.util.spec_from_file_location(
-            "gemmill", _HERE.parent.parent / "runtime" / "__init__.py", submodule_search_locations=[]
+            "gemmill", folder / "__init__.py", submodule_search_locations=[str(folder)]
         )
-        assert spec is not None and spec.loader is not None and spec.submodule_search_locations is not None
-        spec.submodule_search_locations.append(str(_HERE.parent.parent / "runtime"))
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["gemmill"] = module
+        assert spec is not None and spec.loader is not None
+        sys.modules["gemmill"] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
 
 
@@ -43,7 +41,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e9, help="start no check of a kernel after this time")
     parser.add_argument("--list", action="store_true", help="name the checks and their kernels, and run nothing")
     options = parser.parse_args()
-    _find_modules()
+    find_modules()
 
     from checks import CHECKS
     from driver import DriverError, Gpu
