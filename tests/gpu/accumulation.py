@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import wgmma
 from gemmill.arch import find_arch
@@ -31,8 +32,8 @@ def _random(rng: np.random.Generator, shape: tuple[int, int], dtype: Any) -> Arr
 
 def _spread(rng: np.random.Generator, shape: tuple[int, int], dtype: Any) -> Array:
     """Return exponents all over the type, subnormals included, so that most products lie below the largest."""
-    tiny = np.log2(float(np.finfo(dtype).smallest_subnormal)) if dtype == np.float16 else -9.0
-    return np.exp2(rng.uniform(tiny, 2.5, shape)) * rng.choice([-1.0, 1.0], shape)
+    least = np.log2(float(ml_dtypes.finfo(dtype).smallest_subnormal))
+    return np.exp2(rng.uniform(least, 2.5, shape)) * rng.choice([-1.0, 1.0], shape)
 
 
 def _one_large(rng: np.random.Generator, shape: tuple[int, int], dtype: Any) -> Array:

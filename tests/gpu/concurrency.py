@@ -33,7 +33,7 @@ def check_two_streams(bench: Workbench, kernel: Kernel) -> None:
             bench.launch(kernel, first, one)
             bench.launch(kernel, second, two)
     for o, case in ((first, _CASES[0]), (second, _CASES[1])):
-        bench.expect(kernel, o, bench.result(kernel, o), f"two streams, {case}")
+        bench.expect(o, bench.result(kernel, o), f"two streams, {case}")
 
 
 def check_bits_under_load(bench: Workbench, kernel: Kernel) -> None:
@@ -46,7 +46,7 @@ def check_bits_under_load(bench: Workbench, kernel: Kernel) -> None:
             for _ in range(8):
                 bench.launch(kernel, large, busy)
             bench.launch(kernel, small, stream)
-            bench.expect(kernel, small, bench.result(kernel, small), f"under load, turn {turn}")
+            bench.expect(small, bench.result(kernel, small), f"under load, turn {turn}")
 
 
 def check_two_threads(bench: Workbench, kernel: Kernel) -> None:
@@ -66,7 +66,7 @@ def check_two_threads(bench: Workbench, kernel: Kernel) -> None:
 
     _in_threads([lambda o=o: work(o) for o in problems])  # type: ignore[misc]
     for o, case in zip(problems, _CASES, strict=True):
-        bench.expect(kernel, o, bench.result(kernel, o), f"two threads, {case}")
+        bench.expect(o, bench.result(kernel, o), f"two threads, {case}")
 
 
 def check_threads_without_context(bench: Workbench, kernel: Kernel) -> None:
@@ -83,7 +83,7 @@ def check_threads_without_context(bench: Workbench, kernel: Kernel) -> None:
     _in_threads([work])
     if left != [None]:
         raise Wrong("a call left a context to a thread that had none")
-    bench.expect(kernel, o, bench.result(kernel, o), "a thread without a context")
+    bench.expect(o, bench.result(kernel, o), "a thread without a context")
 
 
 def _in_threads(functions: list[Callable[[], None]]) -> None:
@@ -124,7 +124,7 @@ def check_graph(bench: Workbench, kernel: Kernel) -> None:
                 bench.gpu.wait(stream)
                 for (o, other), case in zip(placed, _CASES, strict=True):
                     right = other if turn % 2 else o
-                    bench.expect(kernel, right, bench.result(kernel, o), f"graph, replay {turn}, {case}")
+                    bench.expect(right, bench.result(kernel, o), f"graph, replay {turn}, {case}")
         finally:
             graph.close()
             for o, _ in placed:
@@ -151,7 +151,7 @@ def check_rewritten_inputs(bench: Workbench, kernel: Kernel) -> None:
                 bench.launch(kernel, o, stream)
                 bench.launch(kernel, inside, stream)  # its C lies in the A that the call before reads
                 bench.gpu.copy(o.a, keep, size, stream)
-        bench.expect(kernel, o, bench.result(kernel, o), "A overwritten after each call")
+        bench.expect(o, bench.result(kernel, o), "A overwritten after each call")
     finally:
         bench.gpu.synchronize()
         bench.gpu.free(keep)

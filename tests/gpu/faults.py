@@ -23,10 +23,10 @@ def check_bad_arguments(bench: Workbench, kernel: Kernel) -> None:
     """Hand each argument of the device-pointer entry a bad value; a good call must follow each time."""
     o = bench.operands(kernel, _CASE)
     bench.check(kernel, o, "before")
-    free = bench.gpu.free_bytes()
     host = np.zeros(1 << 16, np.uint8)
     freed = bench.gpu.allocate(1 << 22)
     bench.gpu.free(freed)
+    free = bench.gpu.free_bytes()
     s = o.stored
     good = dict(
         zip(_NAMES, (o.a, o.aq, o.b, o.c, *o.problem.shape, s.lda, s.ldaq, s.ldb, s.ldc, None, 0, None), strict=True)

@@ -96,7 +96,7 @@ def shape_cases(brief: bool = False) -> list[Case]:
     return [*cases, Case(5, 70, 0), Case(0, 5, 7), Case(5, 0, 7)]
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=64)
 def _whole(variant: str, m: int, n: int, k: int, seed: int) -> Problem:
     kinds = find_variant(variant)
     rng = np.random.default_rng([seed, n, k])

@@ -78,7 +78,7 @@ def main() -> int:
                     kernels[entry.key] = bench.kernel(entry)
                 skipped = check.run(bench, kernels[entry.key]) or skipped
                 passed += 1
-            except (Wrong, DriverError, GemmillError) as error:
+            except (Wrong, DriverError, GemmillError, AssertionError) as error:
                 failed += 1
                 failures.append(f"{check.name}: {entry.name}: {error}")
                 if "cuCtxSynchronize" in str(error):

@@ -1,6 +1,8 @@
-"""Offsets beyond 2^31 elements in every operand: by far-apart lines for each kernel, by sheer size for some."""
+"""Offsets beyond 2^31 elements in every operand: by lines far apart for each kernel, by sheer size for some."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from gemmill.dtypes import output_dtype
@@ -11,10 +13,34 @@ from gemmill.variant import INT4, find_variant
 from operands import Array, Bytes, Problem, expected, layout_of, problem, store
 from workbench import Workbench, Wrong, expect_equal
 
-_FAR = 3 << 30  # elements from the first line to the last
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large is large.
+
+    Attributes
+    ----------
+    far : int
+        Elements from an operand's first line to its last.
+    many, side : int
+        Lines of a large A or B, and of both sides of a large C; of int4 too they are whole 16 bytes.
+    """
+
+    far: int
+    many: int
+    side: int
+
+
+# many times _K, and side squared, are more than 2^31, far more than 2^32; the brief ones only try the checks out.
+_FULL = Sizes(far=5 << 30, many=2_100_032, side=46_432)
+_BRIEF = Sizes(far=3 << 14, many=2080, side=1120)
+_K = 1056
 _PERIOD = 1021  # rows after which a large operand repeats: a wrong offset of 2^31 or 2^32 meets another row
 _SAMPLES = 2000
-_MANY = 2_100_032  # lines of it are whole 16 bytes, of int4 too; times 1056 it is more than 2^31
+
+
+def _sizes(bench: Workbench) -> Sizes:
+    return _BRIEF if bench.brief else _FULL
 
 
 # ---- lines far apart ----
@@ -32,46 +58,34 @@ def _check_far_lines(bench: Workbench, kernel: Kernel, shift: int) -> None:
     stored = store(kernel, p, "aligned")
     kinds = find_variant(kernel.config["variant"])
     c_type = output_dtype(kernel.config["out"])
-    memory: list[int] = []
-    try:
-        a, lda = _spread(bench, stored.a, stored.lda, 0.5 if kinds.a == INT4 else 1, memory)
-        b, ldb = _spread(bench, stored.b, stored.ldb, 1, memory, shift)
-        aq, ldaq = _spread(bench, stored.aq, stored.ldaq, 4 if kinds.aq == "f32" else 1, memory)
-        ldc = _far(m)
-        base = bench.gpu.allocate(m * ldc * c_type.itemsize)
-        memory.append(base)
-        bench.gpu.fill(base, 0xFF, m * ldc * c_type.itemsize)
-        code = kernel.library.run(a, aq, b, base, m, n, k, lda, ldaq, ldb, ldc, None, 0, None)
-        if code:
-            raise Wrong(f"far lines+{shift}: returned {code}: {kernel.library.last_error}")
-        bench.gpu.synchronize()
-        length = n * c_type.itemsize
-        rows = [bench.gpu.download(base + i * ldc * c_type.itemsize, length + 256) for i in range(m)]
-        if any((row[length:] != 0xFF).any() for row in rows):
-            raise Wrong("far lines: wrote between the rows of C")
-        c = np.stack([row[:length] for row in rows]).view(c_type)
-        expect_equal(c, expected(p.exact, kernel.config["out"]), f"far lines+{shift}")
-    finally:
-        for address in memory:
-            bench.gpu.free(address)
+    a, lda = _spread(bench, "A", stored.a, stored.lda, 0.5 if kinds.a == INT4 else 1)
+    b, ldb = _spread(bench, "B", stored.b, stored.ldb, 1, shift)
+    aq, ldaq = _spread(bench, "AQ", stored.aq, stored.ldaq, 4 if kinds.aq == "f32" else 1)
+    ldc = _far(bench, m)
+    pitch, length = ldc * c_type.itemsize, n * c_type.itemsize
+    c = bench.arena("C", m * pitch)
+    code = kernel.library.run(a, aq, b, c, m, n, k, lda, ldaq, ldb, ldc, None, 0, None)
+    if code:
+        raise Wrong(f"far lines+{shift}: returned {code}: {kernel.library.last_error}")
+    bench.gpu.synchronize()
+    rows = [bench.gpu.download(c + i * pitch, length + 256) for i in range(m)]
+    if any((row[length:] != 0xFF).any() for row in rows):
+        raise Wrong(f"far lines+{shift}: wrote between the rows of C")
+    got = np.stack([row[:length] for row in rows]).view(c_type)
+    expect_equal(got, expected(p.exact, kernel.config["out"]), f"far lines+{shift}")
 
 
-def _far(lines: int) -> int:
-    return -(-_FAR // max(1, lines - 1) // 64) * 64
+def _far(bench: Workbench, lines: int) -> int:
+    return -(-_sizes(bench).far // max(1, lines - 1) // 64) * 64
 
 
-def _spread(
-    bench: Workbench, data: Bytes, leading: int, size: float, memory: list[int], shift: int = 0
-) -> tuple[int, int]:
+def _spread(bench: Workbench, name: str, data: Bytes, leading: int, size: float, shift: int = 0) -> tuple[int, int]:
     """Upload stored lines far apart, NaN between them; return address and leading dimension."""
     line = int(leading * size)
     lines = -(-data.size // line)
-    far = _far(lines)
+    far = _far(bench, lines)
     pitch = int(far * size)
-    base = bench.gpu.allocate(lines * pitch + shift)
-    memory.append(base)
-    bench.gpu.fill(base, 0xFF, lines * pitch + shift)
-    base += shift
+    base = bench.arena(name, lines * pitch + shift) + shift
     for i in range(lines):
         bench.gpu.upload(base + i * pitch, data[i * line : (i + 1) * line])
     return base, far
@@ -82,17 +96,17 @@ def _spread(
 
 def check_large_a(bench: Workbench, kernel: Kernel) -> None:
     """Multiply an A of more than 2^31 elements by a few columns."""
-    _check_large(bench, kernel, _MANY, 16, 1056)
+    _check_large(bench, kernel, _sizes(bench).many, 16, _K)
 
 
 def check_large_b(bench: Workbench, kernel: Kernel) -> None:
     """Multiply a few rows by a B of more than 2^31 elements."""
-    _check_large(bench, kernel, 32, _MANY, 1056)
+    _check_large(bench, kernel, 32, _sizes(bench).many, _K)
 
 
 def check_large_c(bench: Workbench, kernel: Kernel) -> None:
     """Make a C of more than 2^31 elements."""
-    _check_large(bench, kernel, 46_432, 46_432, 64)
+    _check_large(bench, kernel, _sizes(bench).side, _sizes(bench).side, 64)
 
 
 def _check_large(bench: Workbench, kernel: Kernel, m: int, n: int, k: int) -> None:
@@ -102,44 +116,29 @@ def _check_large(bench: Workbench, kernel: Kernel, m: int, n: int, k: int) -> No
     rows_a, rows_b = min(m, _PERIOD), min(n, _PERIOD)
     p: Problem = problem(kernel.config["variant"], rows_a, rows_b, k)
     packed = packed_strides(layout, m, n, k)
-    memory: list[int] = []
-    try:
-        a = _repeated(bench, p.a, m, layout.a_col, kinds.a == INT4, memory)
-        b = _repeated(bench, p.b.T, n, not layout.b_col, False, memory)
-        # AQ repeats with A's rows: stored rows, tiles of rows, or columns.
-        scales = p.aq[np.arange(m) % rows_a]
-        if kernel.preshuffle:
-            assert kernel.config["tile"][2] == GROUP_K, "one group a tile"
-            scales = np.ascontiguousarray(scales.T)
-            ldaq = m
-        elif layout.aq_col:
-            scales, ldaq = np.ascontiguousarray(scales.T), m
-        else:
-            ldaq = packed.aq
-        aq = gpu.allocate(scales.nbytes)
-        memory.append(aq)
-        gpu.upload(aq, scales.reshape(-1).view(np.uint8))
-        size = m * n * c_type.itemsize
-        guard = 1 << 20
-        base = gpu.allocate(size + 2 * guard)
-        memory.append(base)
-        gpu.fill(base, 0xFF, size + 2 * guard)
-        c = base + guard
-        code = kernel.library.run(a, aq, b, c, m, n, k, packed.a, ldaq, packed.b, packed.c, None, 0, None)
-        if code:
-            raise Wrong(f"{m}x{n}x{k}: returned {code}: {kernel.library.last_error}")
-        gpu.synchronize()
-        for band in (base, c + size):
-            if (gpu.download(band, guard) != 0xFF).any():
-                raise Wrong(f"{m}x{n}x{k}: wrote outside C")
-        wanted = expected(p.exact, kernel.config["out"])
-        columns = np.arange(n) % rows_b
-        for i in _sampled_rows(m, n, k):
-            row = gpu.download(c + i * n * c_type.itemsize, n * c_type.itemsize).view(c_type)
-            expect_equal(row[None], wanted[i % rows_a][columns][None], f"{m}x{n}x{k}, row {i}")
-    finally:
-        for address in memory:
-            gpu.free(address)
+    a = _repeated(bench, "A", p.a, m, layout.a_col, kinds.a == INT4)
+    b = _repeated(bench, "B", p.b.T, n, not layout.b_col, False)
+    scales, ldaq = p.aq[np.arange(m) % rows_a], packed.aq
+    if kernel.preshuffle or layout.aq_col:
+        assert not kernel.preshuffle or kernel.config["tile"][2] == GROUP_K, "one group a tile"
+        scales, ldaq = np.ascontiguousarray(scales.T), m
+    aq = bench.arena("AQ", scales.nbytes)
+    gpu.upload(aq, scales.reshape(-1).view(np.uint8))
+    size, guard = m * n * c_type.itemsize, 1 << 20
+    base = bench.arena("C", size + 2 * guard)
+    c = base + guard
+    code = kernel.library.run(a, aq, b, c, m, n, k, packed.a, ldaq, packed.b, packed.c, None, 0, None)
+    if code:
+        raise Wrong(f"{m}x{n}x{k}: returned {code}: {kernel.library.last_error}")
+    gpu.synchronize()
+    for band in (base, c + size):
+        if (gpu.download(band, guard) != 0xFF).any():
+            raise Wrong(f"{m}x{n}x{k}: wrote outside C")
+    wanted = expected(p.exact, kernel.config["out"])
+    columns = np.arange(n) % rows_b
+    for i in _sampled_rows(m, n, k):
+        row = gpu.download(c + i * n * c_type.itemsize, n * c_type.itemsize).view(c_type)
+        expect_equal(row[None], wanted[i % rows_a][columns][None], f"{m}x{n}x{k}, row {i}")
 
 
 def _sampled_rows(m: int, n: int, k: int) -> list[int]:
@@ -150,15 +149,14 @@ def _sampled_rows(m: int, n: int, k: int) -> list[int]:
     return sorted(i for i in picked if 0 <= i < m)
 
 
-def _repeated(bench: Workbench, codes: Array, rows: int, column: bool, int4: bool, memory: list[int]) -> int:
+def _repeated(bench: Workbench, name: str, codes: Array, rows: int, column: bool, int4: bool) -> int:
     """Store `rows` rows that repeat codes [period, K], packed; return the address."""
     gpu = bench.gpu
     k = codes.shape[1]
     per_byte = 2 if int4 else 1
     assert (rows if column else k) % per_byte == 0, "lines of whole bytes"
     size = rows * k // per_byte
-    base = gpu.allocate(size)
-    memory.append(base)
+    base = bench.arena(name, size)
     if column:
         for kk in range(k):
             line = np.tile(codes[:, kk], per_byte)  # an odd period of nibbles repeats after twice as many
