@@ -46,7 +46,18 @@ def _one_large(rng: np.random.Generator, shape: tuple[int, int], dtype: Any) -> 
     return values
 
 
-DATA: dict[str, Callable[..., Array]] = {"random": _random, "spread": _spread, "one large": _one_large}
+def _steps(rng: np.random.Generator, shape: tuple[int, int], dtype: Any) -> Array:
+    """Return one product of 16, and equal small ones: powers of two, another one a row and column of C."""
+    if shape[0] == GROUP_K:
+        values = np.broadcast_to(np.exp2(-(np.arange(shape[1]) % 10.0)), shape).copy()
+        values[3, :] = 4
+    else:
+        values = np.broadcast_to(np.exp2(-(np.arange(shape[0]) % 10.0))[:, None], shape).copy()
+        values[:, 3] = 4
+    return values
+
+
+DATA: dict[str, Callable[..., Array]] = {"random": _random, "spread": _spread, "one large": _one_large, "steps": _steps}
 
 
 def check_sums(bench: Workbench, kernel: Kernel) -> None:
