@@ -23,6 +23,19 @@ _V4_BF16 = (*_V4, "avx512_bf16", "avx512vbmi")
 
 
 @dataclass(frozen=True)
+class FixedPointSum:
+    """How a matrix instruction adds products that are wider than its adder.
+
+    `terms` products and the sum so far are aligned to the largest exponent among them (of a product: the sum of its
+    factors' exponents), each is cut toward zero to `bits` fraction bits below it, and what is left is added exactly;
+    the result is cut to `bits` fraction bits of its own.
+    """
+
+    terms: int
+    bits: int
+
+
+@dataclass(frozen=True)
 class Arch:
     """One exact target.
 
@@ -44,9 +57,8 @@ class Arch:
         Instruction-set bits the host must have (``/proc/cpuinfo`` names).
     flags : tuple of str
         Compiler flags that select the target (CPU).
-    sum_roundoff : float
-        What the matrix instruction's sums within a group may lose, relative to the sum of absolute values; 0 where they
-        are float32 throughout.
+    product_sum : FixedPointSum or None
+        How the matrix instruction sums within a group; None where that is float32 arithmetic.
     """
 
     name: str
@@ -57,7 +69,7 @@ class Arch:
     machine: str = ""
     cpu_features: tuple[str, ...] = field(default=(), repr=False)
     flags: tuple[str, ...] = field(default=(), repr=False)
-    sum_roundoff: float = field(default=0.0, repr=False)
+    product_sum: FixedPointSum | None = field(default=None, repr=False)
 
 
 def _cpu(name: str, warp_tile_k: int, features: tuple[str, ...], *flags: str) -> Arch:
@@ -74,9 +86,8 @@ ARCHS: dict[str, Arch] = {
         _cpu("x86-64-v4", 1, _V4, "-march=x86-64-v4"),
         # vdpbf16ps sums two products a lane.
         _cpu("x86-64-v4-bf16", 2, _V4_BF16, "-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi"),
-        # wgmma aligns 8-bit products, 32 and the sum so far, to the largest of them and keeps about 13 bits below it.
-        # Four such steps make a group; 2^-10 is twice what a model of that gives, and above all that was measured.
-        Arch("sm_90a", "cuda", "ocp", 32, 32, sum_roundoff=2.0**-10),
+        # wgmma on 8-bit operands, as several published studies found it bit by bit; NVIDIA documents nothing of it.
+        Arch("sm_90a", "cuda", "ocp", 32, 32, product_sum=FixedPointSum(terms=32, bits=13)),
         Arch("gfx90a", "hip", "fnuz", 32, 64),
         Arch("gfx942", "hip", "fnuz", 32, 64),
         Arch("gfx950", "hip", "ocp", 128, 128),

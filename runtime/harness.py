@@ -69,7 +69,7 @@ class Harness:
         variant = find_variant(kernel.config["variant"])
         self.is_cpu = row.backend == "cpu"
         self.encoding = row.encoding
-        self.sum_roundoff = row.sum_roundoff
+        self.product_sum = row.product_sum
         self.layout = find_layout(kernel.config["layout"])
         self.out = str(kernel.config["out"])
         self.kinds = {"a": variant.a, "b": variant.b, "aq": variant.aq}
@@ -94,6 +94,11 @@ class Harness:
             return values.astype(np.float32)
         with np.errstate(all="ignore"):
             return values.astype(kind_dtype(kind, self.encoding)).view(np.uint8)
+
+    def typed(self, operand: str, codes: Array) -> Array:
+        """Return codes in their own type: fp8 arrays, or float32 values of int4 ones."""
+        kind = self.kinds[operand]
+        return self.table(operand)[codes] if kind == INT4 else codes.view(kind_dtype(kind, self.encoding))
 
     def problem(self, a: Array, b: Array, aq: Array) -> Problem:
         """Return a problem with the nearest values that the kernel's types hold."""

@@ -200,7 +200,8 @@ class Checker(Harness):
         aq = np.exp(rng.standard_normal((m, groups(k)), np.float32)) / 8
         problem = self.problem(a, b, aq)
         exact = reference_gemm_aquant(problem.a, problem.b, problem.aq)
-        bound = error_bound(problem.a, problem.b, problem.aq, exact, self.out, self.sum_roundoff)
+        a_q, b_q = self.typed("a", problem.a_codes), self.typed("b", problem.b_codes)
+        bound = error_bound(a_q, b_q, problem.aq, exact, self.out, self.product_sum)
         name = _check_name("random", problem)
         for step, c in self._products("random", problem):
             got = c.astype(np.float64)

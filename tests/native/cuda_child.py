@@ -1,0 +1,214 @@
+"""Runs the host side of CUDA kernels on the fake driver; a child process, since a process has one libcuda.
+
+    cuda_child.py SCENARIO DRIVER.so CONFIG-ID KERNEL.so SOURCE [FAULT CHECKS]
+
+prints one JSON value.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from checks import CHECKS
+from driver import Gpu
+from fake_cuda import Driver, SimulatedKernel
+from gemmill.cache import Cache
+from gemmill.layout import groups
+from operands import Case, expected, problem, store
+from workbench import Workbench, Wrong
+
+from kernels.catalogue import load_catalogue
+
+# What the host side calls, but for the names of errors.
+FUNCTIONS = (
+    *("cuInit", "cuDeviceGet", "cuDeviceGetCount", "cuDeviceGetAttribute"),
+    *("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease"),
+    *("cuCtxGetCurrent", "cuCtxGetDevice", "cuCtxPushCurrent", "cuCtxPopCurrent"),
+    *("cuLibraryLoadData", "cuLibraryUnload", "cuLibraryGetKernel", "cuKernelSetAttribute"),
+    *("cuLaunchKernelEx", "cuTensorMapEncodeTiled", "cuPointerGetAttributes"),
+    *("cuMemAlloc", "cuMemFree", "cuMemcpyHtoD", "cuMemcpyDtoH", "cuStreamSynchronize"),
+    *("cuEventCreate", "cuEventDestroy", "cuEventRecord", "cuEventSynchronize", "cuEventElapsedTime"),
+)
+SHAPE = (17, 80, 384)
+
+
+class Unshuffled:
+    """A kernel as its host-pointer entry is called."""
+
+    preshuffle = False
+
+    def __init__(self, kernel: SimulatedKernel) -> None:
+        self.config = kernel.config
+
+
+class Child:
+    """One kernel on the fake driver."""
+
+    def __init__(self, driver: str, wanted: str, library: str, source: str, fault: str = "", checks: str = "") -> None:
+        self.driver = Driver(Path(driver))
+        (config,) = (c for c in load_catalogue().configs(wanted.partition("/")[0], out=None) if c.id == wanted)
+        self.checks = checks.split(",") if checks else []
+        self.kernel = SimulatedKernel(config, Path(library), Path(source), fault)
+        self.driver.compute(self.kernel.multiply)
+        self.library = self.kernel.library
+
+    def host(self) -> tuple[int, str, bool]:
+        """Call the host-pointer entry with a time; return its code, its text, and whether C is right."""
+        p = problem(self.kernel.config["variant"], *SHAPE)
+        s = store(Unshuffled(self.kernel), p, "packed")
+        m, n, k = SHAPE
+        wanted = expected(p.exact, self.kernel.config["out"])
+        c, time_ms = np.full((m, n), np.nan, wanted.dtype), np.zeros(1, np.float32)
+        code = self.library.run_host(
+            *(x.ctypes.data for x in (s.a, s.aq, s.b, c)), m, n, k, s.lda, s.ldaq, s.ldb, s.ldc, groups(k), 1,
+            time_ms.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
+        )  # fmt: skip
+        return code, self.library.last_error if code else "", bool((c == wanted).all())
+
+    def counts(self) -> dict[str, int]:
+        return {name: count for name in FUNCTIONS if (count := self.driver.calls(name))}
+
+
+def good(s: Child) -> Any:
+    """One call, in a thread without a context: right, and nothing left but the module and its context."""
+    code, text, right = s.host()
+    calls, live, contexts = s.counts(), s.driver.live, s.driver.contexts
+    s.library.cleanup()
+    return {
+        "code": code, "text": text, "right": right, "calls": calls, "live": live, "contexts": contexts,
+        "after": s.driver.live,
+    }  # fmt: skip
+
+
+def failures(s: Child) -> Any:
+    """Let every call of every function fail once; each time a good call and a clean-up follow."""
+    s.driver.fail("cuInit")
+    first = s.host()[:2]  # the driver starts once a process
+    s.host()
+    s.library.cleanup()
+    s.driver.fail("")
+    s.host()
+    s.library.cleanup()
+    found: list[dict[str, Any]] = []
+    for name, count in s.counts().items():
+        for turn in range(1, count + 1):
+            before = s.driver.live
+            s.driver.fail(name, turn)
+            code, text, _ = s.host()
+            s.library.cleanup()
+            s.driver.fail("")
+            lost, contexts = s.driver.live - before, s.driver.contexts
+            again, _, right = s.host()
+            s.library.cleanup()
+            found.append(
+                {"name": name, "turn": turn, "code": code, "text": text, "lost": lost, "contexts": contexts,
+                 "again": again, "right": right}
+            )  # fmt: skip
+    return {"first": first, "found": found}
+
+
+def out_of_memory(s: Child) -> Any:
+    """Let each allocation find the device full."""
+    s.host()
+    live, found = s.driver.live, []
+    for turn in range(1, 5):
+        s.driver.fail("cuMemAlloc", turn, 2)
+        code, text, _ = s.host()
+        s.driver.fail("")
+        found.append([code, text, s.driver.live - live, s.host()[2]])
+    return found
+
+
+def strided(s: Child) -> Any:
+    """Call the device-pointer entry: what a warm call asks of the driver, and each of these failing."""
+    gpu = Gpu()
+    bench = Workbench(gpu, Cache("none"), [s.kernel])
+    o = bench.operands(s.kernel, Case(*SHAPE, "aligned"))
+    bench.check(s.kernel, o, "strided")
+    live = s.driver.live
+    s.driver.fail("")
+    bench.launch(s.kernel, o)
+    warm, failed = s.counts(), []
+    for name, count in warm.items():
+        for turn in range(1, count + 1):
+            s.driver.fail(name, turn)
+            try:
+                bench.launch(s.kernel, o)
+                failed.append([name, 0, ""])
+            except Wrong as error:
+                failed.append([name, int(str(error).split()[1]), str(error)])
+            s.driver.fail("")
+    bench.check(s.kernel, o, "after failures")
+    return {"warm": warm, "failed": failed, "lost": s.driver.live - live}
+
+
+def devices(s: Child) -> Any:
+    """Meet machines without a device, and with one of another capability."""
+    said = []
+    for count, major, minor in ((0, 9, 0), (1, 8, 9), (1, 10, 0), (2, 9, 1)):
+        s.driver.c.fake_devices(count, major, minor)
+        code, text, _ = s.host()
+        said.append([code, text])
+    s.driver.c.fake_devices(1, 9, 0)
+    return {"said": said, "after": s.host()[0], "contexts": s.driver.contexts}
+
+
+def threads(s: Child) -> Any:
+    """Let eight threads meet a library that is not initialised."""
+    codes: list[int] = []
+    barrier = threading.Barrier(8)
+
+    def work() -> None:
+        barrier.wait()
+        code, _, right = s.host()
+        codes.append(code or 0 if right else -99)
+
+    every = [threading.Thread(target=work) for _ in range(8)]
+    for thread in every:
+        thread.start()
+    for thread in every:
+        thread.join()
+    return {"codes": codes, "loads": s.driver.calls("cuLibraryLoadData"), "live": s.driver.live}
+
+
+def launches(s: Child) -> Any:
+    """Say how each shape is launched: entry, blocks, whether in clusters."""
+    gpu, said = Gpu(), {}
+    bench = Workbench(gpu, Cache("none"), [s.kernel])
+    entries: list[str] = []
+    s.driver.compute(lambda entry, params: entries.append(entry))
+    for case in (Case(16, 1024, 4096), Case(16, 1024, 4096, "odd"), Case(16, 64, 4096), Case(5, 70, 0)):
+        o = bench.operands(s.kernel, case)
+        bench.launch(s.kernel, o)
+        said[str(case)] = [entries[-1], int(s.driver.c.fake_grid()), bool(s.driver.c.fake_cluster())]
+    return said
+
+
+def device_tests(s: Child) -> Any:
+    """Run the device tests' checks on the simulated kernel; return what each one says, "" where it passes."""
+    bench = Workbench(Gpu(), Cache("none"), [s.kernel], brief=True)
+    said = {}
+    for check in CHECKS:
+        if s.checks and check.name not in s.checks:
+            continue
+        try:
+            said[check.name] = "skipped" if check.run(bench, s.kernel) else ""
+        except Wrong as error:
+            said[check.name] = str(error)
+    return said
+
+
+SCENARIOS: dict[str, Callable[[Child], Any]] = {
+    one.__name__: one for one in (good, failures, out_of_memory, strided, devices, threads, launches, device_tests)
+}
+
+if __name__ == "__main__":
+    scenario, *arguments = sys.argv[1:]
+    print(json.dumps(SCENARIOS[scenario](Child(*arguments))))

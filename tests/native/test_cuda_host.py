@@ -1,0 +1,186 @@
+"""The host side of CUDA kernels, and the device tests themselves, on a fake libcuda whose every call can fail."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_cuda import compile_driver, compile_host
+from gemmill.errors import UnsupportedError
+from native_build import generate
+
+from kernels.backends import cuda
+from kernels.catalogue import load_catalogue
+from kernels.config import KernelConfig
+from kernels.paths import CHECKOUT
+
+
+def kernel(variant: str, layout: str, family: str = "decode", tile_m: int = 16) -> KernelConfig:
+    configs = load_catalogue().configs("sm_90a", variant=variant, layout=layout, family=family)
+    return next(config for config in configs if config.tile[0] == tile_m)
+
+
+PLAIN = kernel("fp8", "rcr")
+INT4 = kernel("fp8i4", "crr")
+CCR = kernel("bf8", "ccr", "prefill", 128)
+SHUFFLED = kernel("bf8i4f32", "rcr", "preshufflequant", 128)
+KERNELS = (PLAIN, INT4, CCR, SHUFFLED)
+
+
+def label(config: KernelConfig) -> str:
+    return f"{config.variant}-{config.layout}-{config.family}"
+
+
+@pytest.fixture(scope="module")
+def toolchain() -> cuda.CudaToolchain:
+    try:
+        return cuda.find_toolchain()
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def ask(toolchain: cuda.CudaToolchain, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function that runs a scenario of cuda_child.py."""
+    folder = tmp_path_factory.mktemp("cuda")
+    driver = compile_driver(folder, toolchain)
+
+    @functools.cache
+    def built(config: KernelConfig) -> tuple[Path, Path]:
+        source = generate(config, folder)
+        return compile_host(config, source, folder, toolchain), source
+
+    def run(scenario: str, config: KernelConfig, *arguments: str) -> Any:
+        library, source = built(config)
+        here = Path(__file__).parent
+        argv = [sys.executable, here / "cuda_child.py", scenario, driver, config.id, library, source, *arguments]
+        folders = (here, here.parent, here.parent / "gpu", CHECKOUT.root, os.environ.get("PYTHONPATH", ""))
+        path = os.pathsep.join(map(str, folders))
+        done = subprocess.run(
+            list(map(str, argv)), capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+# ---- The host side ----
+
+
+@pytest.mark.parametrize("config", KERNELS, ids=label)
+def test_a_call_is_right_and_leaves_nothing(ask: Any, config: KernelConfig) -> None:
+    said = ask("good", config)
+    assert (said["code"], said["right"]) == (0, True), said["text"]
+    assert said["live"] == 2, "the module and the context that it retained, nothing else"
+    assert said["after"] == said["contexts"] == 0
+    assert said["calls"]["cuMemAlloc"] == said["calls"]["cuMemFree"] == 4
+    assert said["calls"]["cuEventCreate"] == said["calls"]["cuEventDestroy"] == 2
+
+
+@pytest.mark.parametrize("config", [PLAIN, SHUFFLED], ids=label)
+def test_every_failing_call_has_its_code_and_leaks_nothing(ask: Any, config: KernelConfig) -> None:
+    said = ask("failures", config)
+    assert said["first"] == [-3, "cuInit failed: CUDA_ERROR_FAKE (719), a fake error"]
+    found = said["found"]
+    assert len({one["name"] for one in found}) == 25, "all but cuInit and what only device pointers need"
+    for one in found:
+        told = f"{one['name']} call {one['turn']}"
+        if one["name"] in (
+            "cuMemFree",
+            "cuEventDestroy",
+            "cuCtxPopCurrent",
+            "cuDevicePrimaryCtxRelease",
+            "cuLibraryUnload",
+        ):
+            # Nothing can be done about these, and the result is there.
+            assert one["code"] == 0, told
+        else:
+            assert one["code"] == -3 and one["text"].startswith(one["name"]), f"{told}: {one['code']} {one['text']}"
+            assert "CUDA_ERROR_FAKE (719), a fake error" in one["text"], told
+        # What the driver itself refuses to take back stays with it.
+        kept = one["name"] in ("cuMemFree", "cuEventDestroy", "cuDevicePrimaryCtxRelease", "cuLibraryUnload")
+        assert one["lost"] == (1 if kept else 0), told
+        assert (one["contexts"], one["again"], one["right"]) == (0, 0, True), told
+
+
+def test_out_of_memory_says_how_much_and_gives_back_the_rest(ask: Any) -> None:
+    sizes = (17 * 384, 17 * 3 * 4, 384 * 80, 17 * 80 * 2)
+    for (code, text, lost, right), size in zip(ask("out_of_memory", PLAIN), sizes, strict=True):
+        assert code == -3
+        assert text == f"out of device memory: {size} bytes were asked for"
+        assert (lost, right) == (0, True)
+
+
+@pytest.mark.parametrize("config", KERNELS, ids=label)
+def test_a_warm_call_on_device_pointers_allocates_nothing(ask: Any, config: KernelConfig) -> None:
+    said = ask("strided", config)
+    assert said["warm"] == {
+        "cuCtxGetCurrent": 1, "cuCtxGetDevice": 1, "cuPointerGetAttributes": 4, "cuTensorMapEncodeTiled": 2,
+        "cuLaunchKernelEx": 1,
+    }  # fmt: skip
+    assert len(said["failed"]) == 9 and said["lost"] == 0
+    for name, code, text in said["failed"]:
+        assert code == -3 and name in text
+
+
+def test_machines_without_the_device(ask: Any) -> None:
+    said = ask("devices", PLAIN)
+    texts = [text for _, text in said["said"]]
+    assert [code for code, _ in said["said"]] == [-2] * 4
+    assert texts[0].startswith("no CUDA device")
+    for text, capability in zip(texts[1:], ("8.9", "10.0", "9.1"), strict=True):
+        assert f"has compute capability {capability}: this kernel is code for sm_90a" in text
+    assert texts[3].startswith("device 1 (Fake 1)")
+    assert (said["after"], said["contexts"]) == (0, 0), "usable once there is a device"
+
+
+def test_threads_share_one_module(ask: Any) -> None:
+    said = ask("threads", PLAIN)
+    assert said["codes"] == [0] * 8
+    assert (said["loads"], said["live"]) == (1, 2)
+
+
+def test_launches(ask: Any) -> None:
+    said = ask("launches", PLAIN)
+    assert said["16x1024x4096 packed"] == ["gemmill_fast", 128, True]
+    assert said["16x1024x4096 odd"] == ["gemmill_scalar", 128, True], "lines that are no multiple of 16 bytes"
+    assert said["16x64x4096 packed"] == ["gemmill_fast", 8, True], "one tile, its k split over eight blocks"
+    assert said["5x70x0 packed"] == ["gemmill_scalar", 2, False], "nothing to load, zeros to write"
+
+
+# ---- The device tests, without a device ----
+
+
+@pytest.mark.parametrize("config", [INT4, CCR, SHUFFLED], ids=label)
+def test_a_right_kernel_passes_the_device_tests(ask: Any, config: KernelConfig) -> None:
+    said = ask("device_tests", config)
+    skipped = [name for name, text in said.items() if text == "skipped"]
+    assert {name: text for name, text in said.items() if text} == {"wrong-device": "skipped"}
+    assert skipped == ["wrong-device"] and len(said) == 20
+
+
+# What a kernel does wrong, and which checks must say so.
+FAULTS = {
+    "reads beyond K": ["shapes"],
+    "no last row": ["shapes", "inputs", "repeats"],
+    "writes between rows": ["shapes", "repeats", "far-lines"],
+    "writes beyond C": ["shapes", "large-a", "large-b", "large-c", "bad-arguments", "another-context"],
+    "changes A": ["inputs"],
+    "first scale": ["shapes", "host-entry", "two-streams"],
+    "changing bits": ["repeats"],
+    "stale inputs": ["graph"],
+    "float32 sums": ["sums"],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_kernel_fails_them(ask: Any, fault: str) -> None:
+    said = ask("device_tests", PLAIN, fault, ",".join(FAULTS[fault]))
+    assert set(said) == set(FAULTS[fault]) and all(said.values()), said
