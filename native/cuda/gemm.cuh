@@ -1,6 +1,6 @@
 // The kernel: C[m, n] = sum over groups g of AQ[m, g] * sum over k in g of A[m, k] * B[k, n].
 //
-// One producer warpgroup and two consumer warpgroups share a ring of stages, each 128 k (one scale group) deep:
+// One producer warpgroup and one or two consumer warpgroups share a ring of stages, each 128 k (one scale group) deep:
 //   warp 0     starts the copy engine's loads of X and Y
 //   warp 1     gathers the tile's scales, several groups at once
 //   warps 2-3  convert Y, or fill what the copy engine can't take (fill.cuh); idle otherwise
@@ -8,9 +8,8 @@
 //              bits than float32 when it accumulates 8-bit products over a long k
 // A full barrier counts those who fill a stage, an empty barrier the consumer warps that have read it.
 //
-// A cluster is either two blocks with neighbouring X tiles that multicast each other half of Y (C::multicast), or
-// several blocks that split k of one tile and add their parts in rank order through distributed shared memory, so
-// that the result does not depend on timing.
+// Where tiles are few, the blocks of a cluster share a tile's k. The others send their parts to the first block, which
+// adds them in the order of k, so that the result does not depend on timing.
 #pragma once
 #include <cuda_fp8.h>
 #include <type_traits>
@@ -27,16 +26,12 @@ template <class C>
 struct Gemm {
     using T = Traits<C>;
 
-    static constexpr int kConsumerWarps = 4 * T::consumers;
-
     const Params& p;
     const TensorMap* map_x;
     const TensorMap* map_y;
     const TensorMap* map_c;
     uint32_t smem;
-    int ranks;       // blocks of the cluster
-    int rank;        // among those that share Y
-    int part, parts; // of k
+    int part, parts; // of a tile's k: the cluster's blocks share it
     int first_k, last_k; // stages of k this block sums
 
     struct Tile {
@@ -63,22 +58,17 @@ struct Gemm {
     __device__ __forceinline__ uint32_t scale_stage(int s) const { return smem + T::at_scale + s * T::scale_bytes; }
 
     // Tiles in an order that keeps the concurrently running ones within a square of C: A and B then come from L2.
-    __device__ __forceinline__ int tile_count() const {
-        return (p.tiles_x + C::multicast - 1) / C::multicast * p.tiles_y;
-    }
     __device__ __forceinline__ Tile tile_at(int t) const {
-        constexpr int band = 16 / C::multicast;
-        const int units = (p.tiles_x + C::multicast - 1) / C::multicast;
+        constexpr int band = 16;
         const int in_band = band * p.tiles_y;
         const int first = t / in_band * band, r = t % in_band;
-        const int height = min(units - first, band);
-        const int x = (first + r % height) * C::multicast;
-        return {C::multicast > 1 ? x + rank : x, r / height};
+        const int height = min(p.tiles_x - first, band);
+        return {first + r % height, r / height};
     }
     template <class F>
     __device__ __forceinline__ void each_tile(F f) const {
-        const int step = gridDim.x / ranks;
-        for (int t = blockIdx.x / ranks; t < tile_count(); t += step) f(tile_at(t));
+        const int step = gridDim.x / parts;
+        for (int t = blockIdx.x / parts; t < p.tiles_x * p.tiles_y; t += step) f(tile_at(t));
     }
 
     // ---- producers ----
@@ -87,7 +77,7 @@ struct Gemm {
     // Whatever that grid writes passes through L2, so nothing stale is read later.
     __device__ __forceinline__ void fetch_early(int thread) const {
         if (T::x_fill != Fill::tma || p.early.stages == 0) return;
-        const int x0 = tile_at(blockIdx.x / ranks).x * T::tile_x, rows_x = min(T::tile_x, (C::swap ? p.n : p.m) - x0);
+        const int x0 = tile_at(blockIdx.x / parts).x * T::tile_x, rows_x = min(T::tile_x, (C::swap ? p.n : p.m) - x0);
         const int stages = min(p.early.stages, last_k - first_k);
         constexpr int per_byte = T::x_i4 ? 2 : 1;
         if constexpr (T::x_mn) {
@@ -117,7 +107,7 @@ struct Gemm {
                 constexpr bool tma_x = T::x_fill == Fill::tma, tma_y = T::y_fill == Fill::tma;
                 barrier_arrive_expect(bar, (tma_x ? T::x_bytes : 0) + (tma_y ? T::y_bytes : 0));
                 if constexpr (tma_x) load_x(x_stage(s.index), bar, tile.x * T::tile_x, kb * kGroup);
-                if constexpr (tma_y) load_y(y_stage(s.index), bar, tile.y * T::tile_y, kb * kGroup);
+                if constexpr (tma_y) tma_load(y_stage(s.index), map_y, bar, kb * kGroup, tile.y * T::tile_y);
                 if constexpr (T::y_raw) load_raw(s.index, tile.y * T::tile_y, kb * kGroup);
                 s.next();
             }
@@ -133,15 +123,6 @@ struct Gemm {
             tma_load(dst, map_x, bar, k / per_byte, row);
         }
     }
-    __device__ __forceinline__ void load_y(uint32_t dst, uint32_t bar, int row, int k) const {
-        if constexpr (C::multicast > 1) {
-            constexpr int rows = T::tile_y / C::multicast;
-            tma_load_multicast(dst + rank * rows * kGroup, map_y, bar, k, row + rank * rows, ((1 << C::multicast) - 1) << part * C::multicast);
-        } else {
-            tma_load(dst, map_y, bar, k, row);
-        }
-    }
-
     __device__ __forceinline__ void load_raw(int stage, int row, int k) const {
         constexpr int per_byte = T::y_i4 ? 2 : 1;
         barrier_arrive_expect(raw_full(stage), T::raw_bytes);
@@ -242,55 +223,40 @@ struct Gemm {
         __device__ __forceinline__ const auto& operator[](int slab) const { return block[slab]; }
     };
 
+    // This warp has read the stage.
     __device__ __forceinline__ void release(int stage, int lane) const {
         __syncwarp();
-        if constexpr (C::multicast > 1) {
-            if (lane < C::multicast) barrier_arrive_at(empty(stage), part * C::multicast + lane);
-        } else {
-            if (lane == 0) barrier_arrive(empty(stage));
-        }
+        if (lane == 0) barrier_arrive(empty(stage));
     }
 
-    // sum += scale * (X slab * Y chunk) over one stage.
-    __device__ __forceinline__ void promote(Block& sum, const Block& product, uint32_t scales, int chunk,
-                                            const float (&row_scale)[2], int q) const {
+    // The scales of a block over one stage: of its two rows, or of its columns where the operands are swapped.
+    struct Scales {
+        float v[C::swap ? T::chunk / 4 : 2];
+    };
+    __device__ __forceinline__ void load(Scales& scales, int stage, int row0, int chunk, const int (&row)[2], int q) const {
         if constexpr (C::swap) {
 #pragma unroll
             for (int j = 0; j < T::chunk / 8; ++j) {
-                const float2 f = load_shared_float2(scales + (chunk * T::chunk + 8 * j + 2 * q) * 4);
-                sum[4 * j + 0] += f.x * product[4 * j + 0];
-                sum[4 * j + 1] += f.y * product[4 * j + 1];
-                sum[4 * j + 2] += f.x * product[4 * j + 2];
-                sum[4 * j + 3] += f.y * product[4 * j + 3];
+                const float2 f = load_shared_float2(scale_stage(stage) + (chunk * T::chunk + 8 * j + 2 * q) * 4);
+                scales.v[2 * j] = f.x, scales.v[2 * j + 1] = f.y;
             }
         } else {
-#pragma unroll
-            // Row by row, so that the scale stays in the operand cache: reads of registers are what wgmma competes for.
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-#pragma unroll
-                for (int j = 0; j < T::chunk / 8; ++j) {
-                    sum[4 * j + 2 * i + 0] += row_scale[i] * product[4 * j + 2 * i + 0];
-                    sum[4 * j + 2 * i + 1] += row_scale[i] * product[4 * j + 2 * i + 1];
-                }
+            scales.v[0] = load_shared_float(scale_stage(stage) + (row0 + row[0]) * 4);
+            scales.v[1] = load_shared_float(scale_stage(stage) + (row0 + row[1]) * 4);
         }
     }
 
-    // Begin a product; X from fragments or from shared memory.
-    static __device__ __forceinline__ void multiply(Block& d, const uint32_t (&a)[4][4], uint32_t x, uint32_t y) {
-        constexpr Elem xe = T::x_i4 ? Elem::e4m3 : T::x_elem, ye = T::y_i4 ? Elem::e4m3 : T::y_elem;
-        using Mma = Wgmma<T::chunk, xe, ye>;
-        pin(d);
-        wgmma_fence();
+    // sum += scale * (X slab * Y chunk) over one stage. A thread's values are pairs of columns, of its first row and of
+    // its second in turn; row by row, so that the scale stays in the operand cache: reads of registers are what wgmma
+    // competes for.
+    static __device__ __forceinline__ void promote(Block& sum, const Block& product, const Scales& scales) {
 #pragma unroll
-        for (int step = 0; step < 4; ++step) {
-            if constexpr (T::x_regs) {
-                Mma::run(d, a[step], describe(y) + step * kDescribeStep, step > 0);
-            } else {
-                Mma::run(d, describe(x) + step * kDescribeStep, describe(y) + step * kDescribeStep, step > 0);
-            }
-        }
-        wgmma_commit();
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int j = 0; j < T::chunk / 8; ++j)
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    sum[4 * j + 2 * i + e] += scales.v[C::swap ? 2 * j + e : i] * product[4 * j + 2 * i + e];
     }
 
     using Fragments = uint32_t[4][4]; // a slab of X over one stage
@@ -301,37 +267,44 @@ struct Gemm {
             for (int step = 0; step < 4; ++step) load_fragment<T>(a[step], x_stage(stage), row0, warp, lane, step);
         }
     }
-    __device__ __forceinline__ void load_row_scales(float (&v)[2], int stage, int row0, const int (&row)[2]) const {
-        if constexpr (!C::swap) {
-            v[0] = load_shared_float(scale_stage(stage) + (row0 + row[0]) * 4);
-            v[1] = load_shared_float(scale_stage(stage) + (row0 + row[1]) * 4);
+
+    // Begin a product; X from fragments or from shared memory.
+    __device__ __forceinline__ void multiply(Block& d, const Fragments& a, int stage, int row0, int chunk) const {
+        constexpr Elem xe = T::x_i4 ? Elem::e4m3 : T::x_elem, ye = T::y_i4 ? Elem::e4m3 : T::y_elem;
+        using Mma = Wgmma<T::chunk, xe, ye>;
+        const uint64_t y = describe(y_stage(stage) + chunk * T::chunk * kGroup);
+        pin(d);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+            if constexpr (T::x_regs) {
+                Mma::run(d, a[step], y + step * kDescribeStep, step > 0);
+            } else {
+                Mma::run(d, describe(x_stage(stage) + row0 * kGroup) + step * kDescribeStep, y + step * kDescribeStep, step > 0);
+            }
         }
+        wgmma_commit();
     }
 
     // One product at a time: what a product leaves idle, the other warpgroup's fills.
-    __device__ __forceinline__ void sum_tile(Sum& sum, Stage& s, int group, int warp, int lane,
-                                             const int (&row)[2]) const {
+    __device__ __forceinline__ void sum_tile(Sum& sum, Stage& s, int group, int warp, int lane, const int (&row)[2]) const {
         for (int kb = first_k; kb < last_k; ++kb) {
             barrier_wait(full(s.index), s.phase);
-            const uint32_t x = x_stage(s.index), y = y_stage(s.index);
 #pragma unroll
             for (int slab = 0; slab < T::slabs; ++slab) {
                 const int row0 = (group * T::slabs + slab) * 64;
-                float row_scale[2] = {0, 0};
-                load_row_scales(row_scale, s.index, row0, row);
                 Fragments a;
                 load_fragments(a, s.index, row0, warp, lane);
 #pragma unroll
                 for (int chunk = 0; chunk < T::chunks; ++chunk) {
                     Block d;
-                    multiply(d, a, x + row0 * kGroup, y + chunk * T::chunk * kGroup);
+                    multiply(d, a, s.index, row0, chunk);
+                    Scales scales;
+                    load(scales, s.index, row0, chunk, row, lane % 4);
                     wgmma_wait<0>();
                     pin(d);
-                    const bool last = slab == T::slabs - 1 && chunk == T::chunks - 1;
-                    // The stage is read, but for the scales of a swapped tile.
-                    if (!C::swap && last) release(s.index, lane);
-                    promote(sum[slab][chunk], d, scale_stage(s.index), chunk, row_scale, lane % 4);
-                    if (C::swap && last) release(s.index, lane);
+                    if (slab == T::slabs - 1 && chunk == T::chunks - 1) release(s.index, lane);
+                    promote(sum[slab][chunk], d, scales);
                 }
             }
             s.next();
@@ -343,8 +316,7 @@ struct Gemm {
                                                      const int (&row)[2]) const {
         struct Product {
             Block d;
-            Fragments a;
-            float row_scale[2];
+            Scales scales;
             int stage;
         };
         Product even, odd;
@@ -352,16 +324,15 @@ struct Gemm {
         const auto begin = [&](Product& p) {
             barrier_wait(full(s.index), s.phase);
             p.stage = s.index;
-            load_row_scales(p.row_scale, s.index, row0, row);
-            load_fragments(p.a, s.index, row0, warp, lane);
-            multiply(p.d, p.a, x_stage(s.index) + row0 * kGroup, y_stage(s.index));
+            const Fragments none = {};
+            multiply(p.d, none, s.index, row0, 0);
+            load(p.scales, s.index, row0, 0, row, lane % 4);
             s.next();
         };
         const auto end = [&](Product& p) {
             pin(p.d);
-            if (!C::swap) release(p.stage, lane);
-            promote(sum, p.d, scale_stage(p.stage), 0, p.row_scale, lane % 4);
-            if (C::swap) release(p.stage, lane);
+            release(p.stage, lane);
+            promote(sum, p.d, p.scales);
         };
         if (first_k == last_k) return;
         begin(even);
@@ -411,7 +382,7 @@ struct Gemm {
         write(tile, sum, group, warp, lane);
     }
 
-    // ---- split k: the blocks of a cluster send their parts to the first, which adds them in the order of ranks ----
+    // ---- split k: the blocks of a cluster send their parts to the first, which adds them in the order of k ----
 
     static constexpr int kConsumers = 128 * T::consumers; // threads
     // Four sums of a thread of part `from`; thread t's meet thread t's.
@@ -421,11 +392,11 @@ struct Gemm {
     __device__ __forceinline__ uint32_t parts_ready() const { return smem + T::at_barriers + 3 * T::stages * 8; }
 
     __device__ __forceinline__ void send_part(const Sum& sum, int thread) const {
-        if (C::multicast == 1) cluster_wait(); // the first block's barrier is ready
+        cluster_wait(); // the first block's barrier is ready
         const float* v = &sum[0][0][0];
 #pragma unroll
         for (int i = 0; i < T::part_fours; ++i)
-            store_remote(part_at(part, i, thread), parts_ready(), rank, make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]));
+            store_remote(part_at(part, i, thread), parts_ready(), 0, make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]));
     }
     __device__ __forceinline__ void add_parts(Sum& sum, int thread) const {
         barrier_wait_cluster(parts_ready(), 0);
@@ -489,16 +460,15 @@ __device__ __forceinline__ void gemm(const TensorMap& map_x, const TensorMap& ma
     extern __shared__ __align__(1024) uint8_t dynamic_smem[];
     const uint32_t smem = smem_address(dynamic_smem);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const int ranks = cluster_size(), parts = ranks / C::multicast;
-    const int rank = cluster_rank() % C::multicast, part = cluster_rank() / C::multicast;
-    const G g{p, &map_x, &map_y, &map_c, smem, ranks, rank, part, parts, int(int64_t(p.k_blocks) * part / parts),
+    const int parts = C::parts > 1 ? cluster_size() : 1, part = C::parts > 1 ? cluster_rank() : 0;
+    const G g{p, &map_x, &map_y, &map_c, smem, part, parts, int(int64_t(p.k_blocks) * part / parts),
               int(int64_t(p.k_blocks) * (part + 1) / parts)};
 
     if (threadIdx.x == 0) {
         if (smem % 1024) __trap();
         for (int s = 0; s < T::stages; ++s) {
             barrier_init(g.full(s), 2 + (T::fills ? 2 : 0));
-            barrier_init(g.empty(s), G::kConsumerWarps * C::multicast);
+            barrier_init(g.empty(s), 4 * T::consumers);
             if (T::y_raw) barrier_init(g.raw_full(s), 1);
         }
         if (parts > 1 && part == 0) {
@@ -512,8 +482,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map_x, const TensorMap& ma
     }
     g.fetch_early(threadIdx.x);
     __syncthreads();
-    if (ranks > 1) cluster_arrive(); // this block's barriers are ready
-    if (C::multicast > 1) cluster_wait();
+    if (parts > 1) cluster_arrive(); // this block's barriers are ready
     grid_wait();
 
     if (warp < 4) {
@@ -531,10 +500,6 @@ __device__ __forceinline__ void gemm(const TensorMap& map_x, const TensorMap& ma
     } else {
         if (T::hands_over) registers_take<T::consumer_regs>();
         g.consume(warp / 4 - 1, warp % 4, lane);
-    }
-    if (C::multicast > 1) { // a neighbour may still write to this block's memory or arrive on its barriers
-        cluster_arrive();
-        cluster_wait();
     }
 }
 

@@ -23,8 +23,8 @@ namespace gemmill {
 /* What a launch of gemmill_fast and of gemmill_scalar takes: threads and bytes of dynamic shared memory. For the build to
    read (kernels/backends/cuda.py), from a section of its own, since symbols are stripped. */
 __attribute__((section(".gemmill.launch"), used)) static const uint32_t kLaunches[2][2] = {
-    {kThreads, Traits<Kernel>::smem_bytes},
-    {kThreads, Traits<Scalar<Kernel>>::smem_bytes},
+    {Traits<Kernel>::threads, Traits<Kernel>::smem_bytes},
+    {Traits<Scalar<Kernel>>::threads, Traits<Scalar<Kernel>>::smem_bytes},
 };
 
 constexpr int kScaleBytes = bytes_of(Kernel::aq), kOutBytes = bytes_of(Kernel::out);

@@ -67,16 +67,15 @@ template <typename C>
 int launch_as(CUkernel kernel, const Device& device, Params& p, CUtensorMap (&maps)[3], CUstream stream) {
     using T = Traits<C>;
     const int64_t tiles_x = ceil_div(C::swap ? p.n : p.m, T::tile_x), tiles_y = ceil_div(C::swap ? p.m : p.n, T::tile_y);
-    const int64_t units = ceil_div(tiles_x, C::multicast) * tiles_y;
-    if (units > INT32_MAX / 2) {
+    const int64_t tiles = tiles_x * tiles_y;
+    if (tiles > INT32_MAX / 2) {
         return (Message() << "M x N = " << p.m << " x " << p.n << ": more tiles than this kernel counts").unsupported();
     }
     p.tiles_x = static_cast<int>(tiles_x), p.tiles_y = static_cast<int>(tiles_y);
-    const int split = split_k<C>(units * C::multicast, p.k_blocks, device.multiprocessors);
-    const int cluster = split * C::multicast;
-    const int64_t resident = device.multiprocessors * C::blocks_per_sm / cluster;
-    const int64_t clusters = split > 1 || units < resident ? units : resident;
-    p.early = fetch_early<C>(p, clusters * cluster, split);
+    const int split = split_k<C>(tiles, p.k_blocks, device.multiprocessors);
+    const int64_t resident = device.multiprocessors * C::blocks_per_sm;
+    const int64_t blocks = split > 1 || tiles < resident ? tiles * split : resident;
+    p.early = fetch_early<C>(p, blocks, split);
     const View c = {p.c, int64_t(p.n) * T::out_bytes, p.m, p.ldc * T::out_bytes, 128, C::swap ? T::chunk : 64, 128};
     p.store_c = tma_can_read(c);
     if (p.store_c) {
@@ -88,14 +87,14 @@ int launch_as(CUkernel kernel, const Device& device, Params& p, CUtensorMap (&ma
     attributes[0].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     attributes[0].value.programmaticStreamSerializationAllowed = 1;
     attributes[1].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    attributes[1].value.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    attributes[1].value.clusterDim = {static_cast<unsigned>(split), 1, 1};
     CUlaunchConfig config = {};
-    config.gridDimX = static_cast<unsigned>(clusters * cluster), config.gridDimY = config.gridDimZ = 1;
+    config.gridDimX = static_cast<unsigned>(blocks), config.gridDimY = config.gridDimZ = 1;
     config.blockDimX = T::threads, config.blockDimY = config.blockDimZ = 1;
     config.sharedMemBytes = T::smem_bytes;
     config.hStream = stream;
     config.attrs = attributes;
-    config.numAttrs = cluster > 1 ? 2 : 1;
+    config.numAttrs = split > 1 ? 2 : 1;
     void* arguments[] = {&maps[0], &maps[1], &maps[2], &p};
     GEMMILL_TRY(cuLaunchKernelEx, &config, reinterpret_cast<CUfunction>(kernel), arguments, nullptr);
     return GEMMILL_OK;
@@ -122,7 +121,7 @@ int launch(const Device& device, const Problem& q, CUstream stream) {
     const View x = T::x_mn ? View{p.x, ceil_div(rows_x, per_byte), q.k, p.ldx / per_byte, T::x_line_bytes, kGroup, T::x_swizzle}
                            : View{p.x, ceil_div(q.k, per_byte), rows_x, p.ldx / per_byte, T::x_row_bytes, T::tile_x, T::x_swizzle};
     const int64_t y_per_byte = T::y_i4 ? 2 : 1;
-    View y = {p.y, q.k, rows_y, p.ldy, kGroup, T::tile_y / C::multicast, 128};
+    View y = {p.y, q.k, rows_y, p.ldy, kGroup, T::tile_y, 128};
     if (T::y_raw && T::y_mn) y = {p.y, ceil_div(rows_y, y_per_byte), q.k, p.ldy / y_per_byte, T::y_line_bytes, kGroup, 0};
     if (T::y_raw && !T::y_mn) y = {p.y, ceil_div(q.k, y_per_byte), rows_y, p.ldy / y_per_byte, T::y_line_bytes, T::tile_y, 0};
     const bool fast = q.k > 0 && tma_can_read(x) && tma_can_read(y) && p.ldx % per_byte == 0 && p.ldy % y_per_byte == 0;

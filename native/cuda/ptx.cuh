@@ -17,14 +17,6 @@ __device__ __forceinline__ void barrier_init_fence() {
 __device__ __forceinline__ void barrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-__device__ __forceinline__ void barrier_arrive_at(uint32_t bar, uint32_t rank) {
-    asm volatile(
-        "{\n"
-        ".reg .b32 remote;\n"
-        "mapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
-        "}\n" ::"r"(bar), "r"(rank) : "memory");
-}
 __device__ __forceinline__ void barrier_arrive_expect(uint32_t bar, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
@@ -58,13 +50,6 @@ __device__ __forceinline__ void tma_load(uint32_t dst, const TensorMap* map, uin
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
         ::"r"(dst), "l"(map), "r"(bar), "r"(inner), "r"(outer) : "memory");
-}
-__device__ __forceinline__ void tma_load_multicast(uint32_t dst, const TensorMap* map, uint32_t bar, int inner, int outer,
-                                                   uint16_t ranks) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-        " [%0], [%1, {%3, %4}], [%2], %5;"
-        ::"r"(dst), "l"(map), "r"(bar), "r"(inner), "r"(outer), "h"(ranks) : "memory");
 }
 __device__ __forceinline__ void tma_store(const TensorMap* map, uint32_t src, int inner, int outer) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"

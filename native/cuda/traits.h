@@ -58,7 +58,7 @@ struct Scalar : C {
     static constexpr bool scalar = true;
     static constexpr int tile_m = C::swap && C::tile_m > 64 ? 64 : !C::swap && C::tile_m > 128 ? 128 : C::tile_m;
     static constexpr int tile_n = !C::swap && C::tile_n > 64 ? 64 : C::swap && C::tile_n > 128 ? 128 : C::tile_n;
-    static constexpr int multicast = 1, parts = 1;
+    static constexpr int parts = 1;
     static constexpr int blocks_per_sm = C::blocks_per_sm > 2 ? 2 : C::blocks_per_sm;
     static constexpr int products = 1;
 };
@@ -84,11 +84,11 @@ struct Traits {
     static constexpr int chunks = tile_y / chunk;
     static_assert(tile_x % (64 * consumers) == 0 && tile_y % chunk == 0 && chunk % 16 == 0, "no such tile");
     static_assert(C::products == 1 || (C::products == 2 && slabs * chunks == 1), "registers for one product at a time");
-    static_assert(C::multicast == 1 || C::multicast == 2, "clusters of one or two share Y");
     static_assert(!(C::swap && x_i4), "int4 is an A operand");
 
     // X reaches wgmma through registers, to be transposed or unpacked.
     static constexpr bool x_regs = x_mn || x_i4;
+    static_assert(!x_regs || (slabs == 1 && C::products == 1), "registers for one slab of X");
 
     static constexpr int x_row_bytes = x_i4 ? kGroup / 2 : kGroup;            // K-major stage
     static constexpr int x_line_bytes = x_i4 ? tile_x / 2 : tile_x < 128 ? tile_x : 128; // MN-major stage: one k of one box
@@ -100,7 +100,7 @@ struct Traits {
     static constexpr int y_line_bytes = !y_mn ? kGroup / 2 : y_i4 ? (tile_y < 32 ? 16 : tile_y / 2) : tile_y;
     static constexpr int y_lines = y_mn ? kGroup : tile_y;
     static constexpr int raw_bytes = y_raw ? y_line_bytes * y_lines : 0;
-    static_assert(!y_raw || (C::multicast == 1 && y_line_bytes <= 256), "no such conversion");
+    static_assert(!y_raw || y_line_bytes <= 256, "no such conversion");
     static constexpr int scale_bytes = (C::tile_m * 4 + 127) / 128 * 128;
     static constexpr int out_bytes = bytes_of(C::out), aq_bytes = bytes_of(C::aq);
     static constexpr int staging_bytes = 64 * chunk * out_bytes;              // one consumer warpgroup's part of C
@@ -134,7 +134,7 @@ struct Traits {
     static constexpr int first_regs = kRegisters / C::blocks_per_sm / (1 + consumers) / 8 * 8;
     static constexpr bool big = slabs * (tile_y + chunk * (C::products - 1)) > 128;
     static constexpr bool fills = x_fill != Fill::tma || y_fill != Fill::tma;
-    static constexpr int producer_regs = first_regs < 88 || consumers == 1 ? (first_regs > 64 ? 64 : first_regs) : !big ? 88 : fills ? 56 : x_regs ? 40 : 56;
+    static constexpr int producer_regs = first_regs < 88 || consumers == 1 ? (first_regs > 64 ? 64 : first_regs) : !big ? 88 : 56;
     static constexpr int most_regs = ((1 + consumers) * first_regs - producer_regs) / consumers / 8 * 8;
     static constexpr int consumer_regs = most_regs > 240 ? 240 : most_regs;
     static constexpr bool hands_over = consumer_regs > first_regs;

@@ -16,6 +16,12 @@ __device__ __forceinline__ void pin(float (&d)[n]) {
     for (int i = 0; i < n; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// Keep a register operand where it is until here.
+__device__ __forceinline__ void pin(uint32_t (&a)[4][4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+}
+
 // Descriptor of a K-major tile with 128-byte rows and 128-byte swizzle: 8 rows are 1024 bytes apart.
 __device__ __forceinline__ uint64_t describe(uint32_t address) {
     constexpr uint64_t swizzle_128 = 1ull << 62;
