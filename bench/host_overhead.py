@@ -2,10 +2,10 @@
 
     python3 bench/host_overhead.py [--cache DIR] [--shape MxNxK] [--batches N] [--json FILE]
 
-Needs a Hopper GPU, torch, and a cache with sm_90a kernels; Triton and a C compiler where they are. Times are µs a call of
-the host's clock, medians over batches of 200 calls, the device idle before each batch and never so far behind that a
-launch has to wait. The empty launch is cuLaunchKernel of a kernel without arguments that returns at once, in a loop in C
-where a compiler is there, so that nothing of Python is in it.
+Needs a Hopper GPU, torch, and a cache with sm_90a kernels; Triton and a C compiler where they are. Times are µs a call
+of the host's clock, medians over batches of 200 calls, the device idle before each batch and never so far behind that a
+launch has to wait. The empty launch is cuLaunchKernel of a kernel without arguments that returns at once, in a loop in
+C where a compiler is there, so that nothing of Python is in it.
 """
 
 from __future__ import annotations
