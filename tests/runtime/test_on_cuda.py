@@ -8,7 +8,7 @@ import gemmill
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_cuda import DEVICES, CaiArray, DlpackArray, FakeDriver, stream_of
+from fake_device import DEVICES, CaiArray, DlpackArray, FakeDriver, stream_of
 from gemmill import cuda, driver, on_cuda
 from gemmill.arrays import view_of
 from gemmill.cache import Cache
@@ -21,7 +21,7 @@ from support import add_fake, fake_config
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
-    """Return the driver of a machine with the devices of fake_cuda.DEVICES."""
+    """Return the driver of a machine with the devices of fake_device.DEVICES."""
     fake = FakeDriver()
     monkeypatch.setattr(driver, "_driver", lambda: fake)
     monkeypatch.setattr(cuda, "devices", lambda library="": DEVICES)
