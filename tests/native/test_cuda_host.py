@@ -198,4 +198,4 @@ def test_arrays_by_their_interface_reach_the_device(ask: Any) -> None:
     (host, text), (failed, why) = said["refused"]
     assert host == "ArgumentError" and text.startswith("AQ is not device memory: the driver does not know")
     assert failed == "DeviceError" and why == "cuStreamWaitEvent failed: CUDA_ERROR_FAKE (719)"
-    assert said["contexts"] == 0
+    assert said["contexts"] == 1, "the caller's own, and nothing above it"
