@@ -1,11 +1,11 @@
 """What a call costs the host: gemm_aquant on torch tensors beside an empty launch and the same call of a Triton kernel.
 
-    GEMMILL_CACHE=cache python3 bench/host_overhead.py [--shape MxNxK] [--batches N] [--json FILE]
+    python3 bench/host_overhead.py [--cache DIR] [--shape MxNxK] [--batches N] [--json FILE]
 
-Needs a Hopper GPU, the package gemmill, torch, and a cache with sm_90a kernels; Triton and a C compiler where they
-are. Times are µs a call of the host's clock, medians over batches of 200 calls, the device idle before each batch and
-never so far behind that a launch has to wait. The empty launch is cuLaunchKernel of a kernel without arguments that
-returns at once, in a loop in C where a compiler is there, so that nothing of Python is in it.
+Needs a Hopper GPU, torch, and a cache with sm_90a kernels; Triton and a C compiler where they are. Times are µs a call
+of the host's clock, medians over batches of 200 calls, the device idle before each batch and never so far behind that a
+launch has to wait. The empty launch is cuLaunchKernel of a kernel without arguments that returns at once, in a loop in
+C where a compiler is there, so that nothing of Python is in it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -24,9 +25,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import gemmill
 import torch
-from gemmill import on_torch
+from hopper import ROOT
 
 CALLS = 200  # a batch; a stream takes about 1000 launches before the next one waits
 
@@ -90,24 +90,22 @@ def empty_launch(batches: int) -> dict[str, float]:
 def triton_call(a: Any, b: Any, aq: Any, c: Any) -> Callable[[], Any] | None:
     """Return the same product as a call of a Triton kernel; None without Triton."""
     try:
-        from triton_gemm import block_scaled
+        from hopper.triton_gemm import GROUP_K, multiply
     except ImportError as error:
         print(f"no Triton: {error}")
         return None
     m, n = c.shape
     k = a.shape[1]
-    grid = (-(-m // 16) * -(-n // 64),)
-
-    def call() -> None:
-        block_scaled[grid](
-            a, b, aq, c, m, n, k, a.stride(0), b.stride(1), aq.stride(0), c.stride(0), BLOCK_M=16, BLOCK_N=64
-        )
-
-    return call
+    rows, columns = 16, 64
+    grid = (-(-m // rows) * -(-n // columns),)
+    return lambda: multiply[grid](a, b, aq, c, m, n, k, rows, columns, GROUP_K, 1)
 
 
 def measure(m: int, n: int, k: int, batches: int) -> dict[str, float]:
     """Return µs by what was called."""
+    import gemmill
+    from gemmill import on_torch
+
     a = torch.randn((m, k), device="cuda").to(torch.float8_e4m3fn)
     b = torch.randn((n, k), device="cuda").to(torch.float8_e4m3fn).t()
     aq = torch.rand((m, -(-k // 128)), device="cuda") + 0.5
@@ -120,7 +118,7 @@ def measure(m: int, n: int, k: int, batches: int) -> dict[str, float]:
     pointers = (a.data_ptr(), aq.data_ptr(), b.data_ptr(), out.data_ptr())
     stream = torch.cuda.current_stream().cuda_stream
     found["kernel library's call, through ctypes"] = median_us(
-        lambda: plan.run(*pointers, *plan.sizes, None, 0, stream), batches
+        lambda: plan.run(*pointers, *plan.sizes, stream), batches
     )
     found["gemm_aquant, out given"] = median_us(lambda: gemmill.gemm_aquant(a, b, aq, out), batches)
     found["gemm_aquant"] = median_us(lambda: gemmill.gemm_aquant(a, b, aq), batches)
@@ -141,10 +139,12 @@ def measure(m: int, n: int, k: int, batches: int) -> dict[str, float]:
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cache", type=Path, default=ROOT / "cache", help="the cache of kernels (default: cache/)")
     parser.add_argument("--shape", default="16x64x128", help="MxNxK, so small that the device keeps up (16x64x128)")
     parser.add_argument("--batches", type=int, default=50)
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args()
+    os.environ["GEMMILL_CACHE"] = str(options.cache.absolute())
     m, n, k = map(int, options.shape.split("x"))
     found = measure(m, n, k, options.batches)
     base = found.get("empty launch, in C", found["empty launch, through ctypes"])

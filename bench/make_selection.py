@@ -2,7 +2,8 @@
 
     .venv/bin/python bench/make_selection.py FILE.json [FILE.json ...] [--into runtime/tables] [--keep]
 
-A file is a list of rows, or an object with a list `rows` beside what was measured on and when (`date`, `card`, ...):
+A file is what bench/sm_90a.py --full writes, or any object with a list `rows` and, in it or in its `machine`, what was
+measured on and when (`date`, `card`, ...), or a list of rows alone:
 
     {"arch": "sm_90a", "variant": "fp8", "layout": "rcr", "m": 16, "n": 4096, "k": 4096, "kernel": NAME, "us": 7.0}
 
@@ -29,7 +30,7 @@ from gemmill.selection import SCHEMA, read_table, schedule_of  # noqa: E402
 
 from kernels.name import parse_name  # noqa: E402
 
-ABOUT = ("date", "card", "driver", "cuda", "clocks", "source")
+ABOUT = ("date", "card", "driver", "driver_version", "cuda", "source")
 
 Place = tuple[str, str, int, int, int]
 
@@ -48,7 +49,12 @@ class Times:
             name, time = row.get("kernel"), row.get("us")
             if not isinstance(name, str) or not name.startswith("gemm_aquant_") or row.get("peer"):
                 self.left_out["no kernel of ours"] += 1
-            elif not isinstance(time, (int, float)) or isinstance(time, bool) or not 0 < time < float("inf"):
+            elif (
+                row.get("error")
+                or not isinstance(time, (int, float))
+                or isinstance(time, bool)
+                or not 0 < time < float("inf")
+            ):
                 self.left_out["no time"] += 1
             elif min(int(row[side]) for side in "mnk") < 1:
                 self.left_out["an empty product"] += 1
@@ -103,8 +109,9 @@ def main(arguments: list[str] | None = None) -> int:
             times.start_from(path)
         for path in options.files:
             content = json.loads(path.read_text(encoding="utf-8"))
-            about = content if isinstance(content, dict) else {}
-            times.add(content["rows"] if isinstance(content, dict) else content, about, str(path))
+            if isinstance(content, list):
+                content = {"rows": content}
+            times.add(content["rows"], {**content.get("machine", {}), **content}, str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"make_selection: {type(error).__name__}: {error}", file=sys.stderr)
         return 2

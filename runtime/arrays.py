@@ -146,12 +146,10 @@ def view_of(label: str, x: Any, stream: int = LEGACY_STREAM) -> View:
     if is_torch(x):
         return _torch_view(label, x)
     interface = _cuda_array_interface(x)
-    if interface is not None:
-        view = _cuda_view(label, interface, x)
-        # The interface has no name for fp8; DLPack has.
-        if not (view.dtype.startswith("void") and hasattr(x, "__dlpack__")):
-            return view
-    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+    has_dlpack = hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
+    if interface is not None and not (has_dlpack and _says_too_little(interface)):
+        return _cuda_view(label, interface, x)
+    if has_dlpack:
         from gemmill.dlpack import read_dlpack
 
         return read_dlpack(label, x, stream)
@@ -195,6 +193,11 @@ def _cuda_array_interface(x: Any) -> dict[str, Any] | None:
     except Exception:  # some libraries refuse types or devices here in their own ways; __dlpack__ may still do
         return None
     return found if isinstance(found, dict) else None
+
+
+def _says_too_little(interface: dict[str, Any]) -> bool:
+    """Tell whether DLPack would say more: of types such as fp8, or which stream to wait for."""
+    return interface.get("version", 0) < 3 or "V" in str(interface.get("typestr"))
 
 
 def _cuda_view(label: str, interface: dict[str, Any], owner: Any) -> View:

@@ -39,7 +39,9 @@ def test_rows_become_a_table_fastest_first(tmp_path: Path) -> None:
         *(row(first, None), row(first, 3.0, peer="cuBLASLt"), row(bf16, 1.0), row(first, 2.0, m=0)),
         {"peer": "Triton", "us": 4.0},
     ]
-    status, said, path = make(tmp_path, {"date": "2026-01-01", "card": "a card", "rows": rows, "plot": [1]})
+    rows.append(row(first, 1.0, error="C is wrong"))
+    content = {"date": "2026-01-01", "machine": {"card": "a card", "at_the_end": {}}, "rows": rows, "skipped": []}
+    status, said, path = make(tmp_path, content)
     assert status == 0, said
     table = read_table(path.read_text(), "it")
     assert dict(table.measured) == {"date": "2026-01-01", "card": "a card"}
@@ -48,7 +50,7 @@ def test_rows_become_a_table_fastest_first(tmp_path: Path) -> None:
         ((16, 64, 128), [(schedule_of(second.name), 7.0), (schedule_of(first.name), 8.0)]),
     ]
     assert "left out 2 rows: no kernel of ours" in said
-    assert "left out 1 rows: no time" in said and "an empty product" in said and "another output" in said
+    assert "left out 2 rows: no time" in said and "an empty product" in said and "another output" in said
     assert "next 14% slower" in said
 
 

@@ -2,7 +2,7 @@
 
 Runs under pytest, and without it:
 
-    GEMMILL_CACHE=cache python3 tests/gpu/test_cuda_arrays.py [PART OF A NAME]
+    GEMMILL_CACHE=cache python3 tests/gpu/test_cuda_arrays.py [PART OF A NAME ...]
 
 Operands are small integers and scales powers of two, so that float32 sums are exact and every result has one right
 value; sums fit float16.
@@ -14,6 +14,11 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
+
+if __name__ == "__main__":  # from a checkout, whether or not the package is installed
+    from run import find_modules
+
+    find_modules()
 
 import gemmill
 import numpy as np

@@ -19,8 +19,12 @@ import numpy as np
 from checks import CHECKS
 from driver import Gpu
 from fake_cuda import Driver, SimulatedKernel
+from gemmill.api import gemm_aquant
 from gemmill.cache import Cache
+from gemmill.errors import GemmillError
 from gemmill.layout import groups
+from gemmill.loader import Kernel
+from gemmill.operands import Fp8Matrix
 from operands import Case, expected, problem, store
 from workbench import Workbench, Wrong
 
@@ -205,8 +209,72 @@ def device_tests(s: Child) -> Any:
     return said
 
 
+class OnDevice:
+    """An array on the fake device, with ``__cuda_array_interface__``."""
+
+    def __init__(self, gpu: Gpu, data: np.ndarray, shape: tuple[int, ...], strides: Any, stream: int | None) -> None:
+        self.gpu, self.size = gpu, data.nbytes
+        self.address = gpu.allocate(data.nbytes)
+        gpu.upload(self.address, data.view(np.uint8).ravel())
+        self.__cuda_array_interface__ = {
+            "shape": shape, "strides": strides, "typestr": data.dtype.str, "data": (self.address, False),
+            "version": 3, "stream": stream,
+        }  # fmt: skip
+
+
+def arrays(s: Child) -> Any:
+    """Multiply by gemm_aquant on arrays by their interface: through the runtime, the real host side and the driver."""
+    gpu = Gpu()
+    m, n, k = SHAPE
+    p = problem(s.kernel.config["variant"], *SHAPE)
+    stored = store(s.kernel, p, "packed")
+    wanted = expected(p.exact, s.kernel.config["out"])
+    kernel = object.__new__(Kernel)
+    for name in ("name", "arch", "key", "config", "preshuffle", "library"):
+        setattr(kernel, name, getattr(s.kernel, name))
+    kernel.encoding = "ocp"
+    said = []
+    with gpu.stream() as one, gpu.stream() as other:
+        for streams, stream in (((one, one), None), ((one, other), None), ((one, one), other)):
+            a = OnDevice(gpu, stored.a.view(np.uint8), (m, k), (stored.lda, 1), streams[0])
+            b = OnDevice(gpu, stored.b.view(np.uint8), (k, n), (1, stored.ldb), streams[1])
+            aq = OnDevice(gpu, stored.aq.view(np.float32), (m, groups(k)), None, streams[0])
+            c = OnDevice(gpu, np.full((m, n), np.nan, wanted.dtype), (m, n), None, streams[0])
+            operands = (Fp8Matrix(a, "float8_e4m3fn"), Fp8Matrix(b, "float8_e4m3fn"), aq)
+            s.driver.fail("")
+            gemm_aquant(*operands, c, kernel=kernel, stream=stream)
+            calls = {name: s.driver.calls(name) for name in ("cuLaunchKernelEx", "cuStreamWaitEvent", "cuEventDestroy")}
+            right = bool((gpu.download(c.address, c.size).view(wanted.dtype).reshape(m, n) == wanted).all())
+            said.append([right, list(calls.values())])
+    empty = OnDevice(gpu, np.zeros(1, np.uint8), (m, 0), None, None)
+    flat = OnDevice(gpu, np.zeros(1, np.uint8), (0, n), None, None)
+    none = OnDevice(gpu, np.zeros(1, np.float32), (m, 0), None, None)
+    gemm_aquant(Fp8Matrix(empty, "float8_e4m3fn"), Fp8Matrix(flat, "float8_e4m3fn"), none, c)
+    cleared = not gpu.download(c.address, c.size).any()
+    refused = []
+    for name, change in (("host", (operands[0], operands[1], _HostArray(stored.aq))), ("wait", operands)):
+        s.driver.fail("cuStreamWaitEvent" if name == "wait" else "")
+        try:
+            gemm_aquant(*change, c, kernel=kernel, stream=0x77)
+        except GemmillError as error:
+            refused.append([type(error).__name__, str(error)])
+    s.driver.fail("")
+    return {"said": said, "cleared": cleared, "refused": refused, "contexts": s.driver.contexts}
+
+
+class _HostArray:
+    """Host memory that says it is a device's."""
+
+    def __init__(self, data: np.ndarray) -> None:
+        self.data = data
+        self.__cuda_array_interface__ = {
+            "shape": (SHAPE[0], groups(SHAPE[2])), "typestr": "<f4", "data": (data.ctypes.data, False), "version": 3,
+        }  # fmt: skip
+
+
 SCENARIOS: dict[str, Callable[[Child], Any]] = {
-    one.__name__: one for one in (good, failures, out_of_memory, strided, devices, threads, launches, device_tests)
+    one.__name__: one
+    for one in (good, failures, out_of_memory, strided, devices, threads, launches, device_tests, arrays)
 }
 
 if __name__ == "__main__":

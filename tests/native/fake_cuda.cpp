@@ -259,6 +259,10 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* names, void
                                                                                           : 0;
     return CUDA_SUCCESS;
 }
+CUresult cuPointerGetAttribute(void* value, CUpointer_attribute name, CUdeviceptr address) {
+    if (!allocated(pointer(address))) return CUDA_ERROR_INVALID_VALUE;
+    return cuPointerGetAttributes(1, &name, &value, address);
+}
 CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
     CALLED("cuMemAlloc");
     NEED_CONTEXT;
@@ -297,6 +301,12 @@ CUresult cuMemsetD8(CUdeviceptr to, unsigned char byte, size_t bytes) {
     if (!allocated(pointer(to), bytes)) return CUDA_ERROR_INVALID_VALUE;
     return std::memset(pointer(to), byte, bytes), CUDA_SUCCESS;
 }
+CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char byte, size_t width, size_t height, CUstream) {
+    CALLED("cuMemsetD2D8Async");
+    for (size_t row = 0; row < height; ++row)
+        if (cuMemsetD8(to + row * pitch, byte, width) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
 
 CUresult cuEventCreate(CUevent* event, unsigned) {
     CALLED("cuEventCreate");
@@ -310,6 +320,10 @@ CUresult cuEventDestroy(CUevent) {
 CUresult cuEventRecord(CUevent, CUstream) {
     CALLED("cuEventRecord");
     return CUDA_SUCCESS;
+}
+CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned flags) {
+    CALLED("cuStreamWaitEvent");
+    return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 CUresult cuEventSynchronize(CUevent) {
     CALLED("cuEventSynchronize");

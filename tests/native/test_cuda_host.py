@@ -184,3 +184,18 @@ FAULTS = {
 def test_a_wrong_kernel_fails_them(ask: Any, fault: str) -> None:
     said = ask("device_tests", PLAIN, fault, ",".join(FAULTS[fault]))
     assert set(said) == set(FAULTS[fault]) and all(said.values()), said
+
+
+# ---- Arrays of libraries, through the runtime ----
+
+
+def test_arrays_by_their_interface_reach_the_device(ask: Any) -> None:
+    """The fake driver is compiled against cuda.h, so gemmill.driver's ctypes calls meet the real signatures here."""
+    said = ask("arrays", PLAIN)
+    # One launch each; a wait, and its event given back, where a stream other than the call's is named.
+    assert said["said"] == [[True, [1, 0, 0]], [True, [1, 1, 1]], [True, [1, 1, 1]]]
+    assert said["cleared"], "K = 0 must clear C"
+    (host, text), (failed, why) = said["refused"]
+    assert host == "ArgumentError" and text.startswith("AQ is not device memory: the driver does not know")
+    assert failed == "DeviceError" and why == "cuStreamWaitEvent failed: CUDA_ERROR_FAKE (719)"
+    assert said["contexts"] == 1, "the caller's own, and nothing above it"

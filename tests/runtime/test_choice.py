@@ -6,7 +6,7 @@ import json
 
 import gemmill
 import pytest
-from fake_cuda import DEVICES
+from fake_device import DEVICES
 from gemmill import choice, cuda, selection
 from gemmill.arch import find_arch
 from gemmill.cache import Cache

@@ -8,7 +8,7 @@ import gemmill
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_cuda import DEVICES, CaiArray, DlpackArray, FakeDriver, stream_of
+from fake_device import DEVICES, CaiArray, DlpackArray, FakeDriver, stream_of
 from gemmill import cuda, driver, on_cuda
 from gemmill.arrays import view_of
 from gemmill.cache import Cache
@@ -21,7 +21,7 @@ from support import add_fake, fake_config
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
-    """Return the driver of a machine with the devices of fake_cuda.DEVICES."""
+    """Return the driver of a machine with the devices of fake_device.DEVICES."""
     fake = FakeDriver()
     monkeypatch.setattr(driver, "_driver", lambda: fake)
     monkeypatch.setattr(cuda, "devices", lambda library="": DEVICES)
@@ -301,6 +301,33 @@ def test_interfaces_that_cannot_be_read(gpu: FakeDriver) -> None:
             del bad.__cuda_array_interface__["data"]
         with pytest.raises(ArgumentError, match=text):
             view_of("X", bad)
+
+
+class BothProtocols(DlpackArray):
+    """An array with both, as CuPy (version 3) and JAX (version 2) have them."""
+
+    def __init__(self, x: np.ndarray, version: int, typestr: str, stream: int | None = None) -> None:
+        super().__init__(x)
+        plain = CaiArray(x.view(np.uint8) if x.itemsize == 1 else x, stream, version)
+        self.__cuda_array_interface__ = {**plain.__cuda_array_interface__, "typestr": typestr}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "version", "typestr", "by_dlpack"),
+    [
+        ("float32", 3, "<f4", False),
+        ("float32", 2, "<f4", True),
+        ("float8_e4m3fn", 3, "|V1", True),
+        ("uint8", 3, "|u1", False),
+    ],
+)
+def test_of_both_protocols_the_one_that_says_more_is_read(gpu: FakeDriver, dtype, version, typestr, by_dlpack) -> None:
+    x = on(gpu, np.zeros((2, 3), getattr(ml_dtypes, dtype, dtype)))
+    both = BothProtocols(x, version, typestr, 9)
+    view = view_of("X", both, 4)
+    assert (view.dtype, view.device, view.pointer) == (dtype, "cuda:0", x.ctypes.data)
+    assert bool(both.asked) == by_dlpack
+    assert view.stream == (4 if by_dlpack else 9)
 
 
 # ---- numpy arrays for a GPU's kernel ---------------------------------------------------------------------

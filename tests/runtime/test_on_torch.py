@@ -10,7 +10,7 @@ from typing import Any
 import gemmill
 import numpy as np
 import pytest
-from fake_cuda import DEVICES, stream_of
+from fake_device import DEVICES, stream_of
 from fake_torch import Tensor, fake_torch
 from gemmill import api, cuda
 from gemmill.cache import Cache
@@ -25,7 +25,7 @@ TILE = (4, 8, 128)
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Return the fake torch, imported, on a machine with the devices of fake_cuda.DEVICES."""
+    """Return the fake torch, imported, on a machine with the devices of fake_device.DEVICES."""
     fake = fake_torch()
     for name in ("gemmill.on_torch", "gemmill.torch"):
         monkeypatch.delitem(sys.modules, name, raising=False)
