@@ -238,11 +238,11 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     for (unsigned i = 0; i < config->numAttrs; ++i)
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
             cluster = true, per_cluster = config->attrs[i].value.clusterDim.x;
-    if (!config->gridDimX || config->gridDimX % per_cluster || config->blockDimX != 384 ||
+    if (!config->gridDimX || config->gridDimX % per_cluster || config->blockDimX % 128 || config->blockDimX < 256 ||
         config->sharedMemBytes > static_cast<unsigned>(kernel->shared_bytes))
         return CUDA_ERROR_INVALID_VALUE;
     Params params;
-    std::memcpy(&params, arguments[2], sizeof params);
+    std::memcpy(&params, arguments[3], sizeof params); // after three tensor maps
     const auto run = [name = kernel->name, params] {
         if (computing) computing(name.c_str(), &params);
     };

@@ -32,7 +32,9 @@ class Params(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "y", "aq", "c")),
         *((name, ctypes.c_int64) for name in ("ldx", "ldy", "ldaq", "ldc")),
-        *((name, ctypes.c_int) for name in ("m", "n", "k", "tiles_x", "tiles_y", "k_blocks", "vector_c", "vector_aq")),
+        *((name, ctypes.c_int) for name in ("m", "n", "k", "tiles_x", "tiles_y", "k_blocks")),
+        ("early", ctypes.c_int * 5),
+        *((name, ctypes.c_int) for name in ("store_c", "vector_aq")),
     )
 
 
