@@ -32,6 +32,11 @@ def _layout(entry: Any) -> Any:
     return entry.config["layout"]
 
 
+def _family_of_rcr(entry: Any) -> Any:
+    """Kernels whose B is cheap to make large."""
+    return entry.config["family"] if entry.config["layout"] == "rcr" else None
+
+
 def _instruction(entry: Any) -> Any:
     """Operand types and tile, hence the shape of the matrix instruction."""
     return entry.config["variant"], tuple(entry.config["tile"])
@@ -39,7 +44,7 @@ def _instruction(entry: Any) -> Any:
 
 @dataclass(frozen=True)
 class Check:
-    """A check, and by what its kernels are chosen: it runs for the first kernel of each class."""
+    """A check, and by what its kernels are chosen: it runs for the first kernel of each class that is not None."""
 
     name: str
     run: Callable[[Workbench, Kernel], str | None]
@@ -71,4 +76,5 @@ CHECKS = (
     Check("large-a", wide.check_large_a, _way_of_a),
     Check("large-b", wide.check_large_b, _layout),
     Check("large-c", wide.check_large_c, _family),
+    Check("long-c", wide.check_long_c, _family_of_rcr),
 )

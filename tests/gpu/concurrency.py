@@ -19,7 +19,7 @@ _CASES = (Case(16, 256, 4096), Case(300, 520, 1100, "aligned"), Case(65, 131, 26
 
 
 def _turns(bench: Workbench) -> int:
-    return 8 if bench.brief else 50
+    return 4 if bench.brief else 50
 
 
 def check_two_streams(bench: Workbench, kernel: Kernel) -> None:

@@ -24,16 +24,19 @@ class Sizes:
         Elements from an operand's first line to its last.
     many, side : int
         Lines of a large A or B, and of both sides of a large C; of int4 too they are whole 16 bytes.
+    long : int
+        Columns of a C whose rows have more bytes than an int counts.
     """
 
     far: int
     many: int
     side: int
+    long: int
 
 
 # many times _K, and side squared, are more than 2^31, far more than 2^32; the brief ones only try the checks out.
-_FULL = Sizes(far=5 << 30, many=2_100_032, side=46_432)
-_BRIEF = Sizes(far=3 << 14, many=2080, side=1120)
+_FULL = Sizes(far=5 << 30, many=2_100_032, side=46_432, long=(1 << 30) + 64)
+_BRIEF = Sizes(far=3 << 14, many=2080, side=1120, long=9056)
 _K = 1056
 _PERIOD = 1021  # rows after which a large operand repeats: a wrong offset of 2^31 or 2^32 meets another row
 _SAMPLES = 2000
@@ -109,6 +112,11 @@ def check_large_c(bench: Workbench, kernel: Kernel) -> None:
     _check_large(bench, kernel, _sizes(bench).side, _sizes(bench).side, 64)
 
 
+def check_long_c(bench: Workbench, kernel: Kernel) -> None:
+    """Make one row of C of more than 2^31 bytes."""
+    _check_large(bench, kernel, 1, _sizes(bench).long, 16)
+
+
 def _check_large(bench: Workbench, kernel: Kernel, m: int, n: int, k: int) -> None:
     """Multiply operands that repeat, and compare rows of C: the last ones, those around 2^31, and others."""
     gpu, layout, kinds = bench.gpu, layout_of(kernel), find_variant(kernel.config["variant"])
@@ -135,10 +143,20 @@ def _check_large(bench: Workbench, kernel: Kernel, m: int, n: int, k: int) -> No
         if (gpu.download(band, guard) != 0xFF).any():
             raise Wrong(f"{m}x{n}x{k}: wrote outside C")
     wanted = expected(p.exact, kernel.config["out"])
-    columns = np.arange(n) % rows_b
+    windows = [(start, np.arange(start, end) % rows_b) for start, end in _column_windows(n)]
     for i in _sampled_rows(m, n, k):
-        row = gpu.download(c + i * n * c_type.itemsize, n * c_type.itemsize).view(c_type)
-        expect_equal(row[None], wanted[i % rows_a][columns][None], f"{m}x{n}x{k}, row {i}")
+        for start, columns in windows:
+            part = gpu.download(c + (i * n + start) * c_type.itemsize, columns.size * c_type.itemsize).view(c_type)
+            what = f"{m}x{n}x{k}, row {i} from column {start}"
+            expect_equal(part[None], wanted[i % rows_a][columns][None], what)
+
+
+def _column_windows(n: int) -> list[tuple[int, int]]:
+    """Return all columns, or of very many some: the first and last, and those around a power of two."""
+    if n <= 1 << 22:
+        return [(0, n)]
+    size = 1 << 16
+    return [(start, start + size) for start in (0, n // 3, (1 << 29) - size // 2, (1 << 30) - size, n - size)]
 
 
 def _sampled_rows(m: int, n: int, k: int) -> list[int]:

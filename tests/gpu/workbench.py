@@ -210,8 +210,9 @@ def _group(kernel: Any) -> tuple[str, str, bool, str]:
 
 
 def representatives(entries: Iterable[Any], by: Callable[[Any], Any]) -> list[Any]:
-    """Return the first entry of each class."""
+    """Return the first entry of each class; None is no class."""
     found: dict[Any, Any] = {}
     for entry in entries:
-        found.setdefault(by(entry), entry)
+        if by(entry) is not None:
+            found.setdefault(by(entry), entry)
     return list(found.values())

@@ -22,6 +22,10 @@ struct Kernel {
     int shared_bytes = 0;
 };
 
+struct Library {
+    Kernel kernels[2] = {{"gemmill_fast"}, {"gemmill_scalar"}};
+};
+
 struct Stream {
     bool capturing = false;
     std::vector<std::function<void()>> captured;
@@ -38,7 +42,6 @@ size_t used = 0;
 int objects = 0; // events, streams, graphs, libraries, retained and created contexts
 int devices = 1, major = 9, minor = 0;
 Computing computing = nullptr;
-Kernel kernels[2] = {{"gemmill_fast"}, {"gemmill_scalar"}};
 CUlaunchConfig last_launch;
 bool last_was_cluster = false;
 
@@ -198,15 +201,16 @@ CUresult cuCtxSynchronize() {
 CUresult cuLibraryLoadData(CUlibrary* library, const void*, CUjit_option*, void**, unsigned, CUlibraryOption*, void**,
                            unsigned) {
     CALLED("cuLibraryLoadData");
-    return *library = handle<CUlibrary>(&kernels), CUDA_SUCCESS;
+    return *library = handle<CUlibrary>(new Library), CUDA_SUCCESS;
 }
-CUresult cuLibraryUnload(CUlibrary) {
+CUresult cuLibraryUnload(CUlibrary library) {
     CALLED("cuLibraryUnload");
+    delete reinterpret_cast<Library*>(library);
     return dropped(), CUDA_SUCCESS;
 }
-CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary, const char* name) {
+CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* name) {
     CALLED("cuLibraryGetKernel");
-    for (Kernel& one : kernels)
+    for (Kernel& one : reinterpret_cast<Library*>(library)->kernels)
         if (one.name == name) return *kernel = reinterpret_cast<CUkernel>(&one), CUDA_SUCCESS;
     return CUDA_ERROR_NOT_FOUND;
 }
@@ -234,13 +238,13 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     for (unsigned i = 0; i < config->numAttrs; ++i)
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
             cluster = true, per_cluster = config->attrs[i].value.clusterDim.x;
-    if (!config->gridDimX || config->gridDimX % per_cluster || config->blockDimX != 384 ||
+    if (!config->gridDimX || config->gridDimX % per_cluster || config->blockDimX % 128 || config->blockDimX < 256 ||
         config->sharedMemBytes > static_cast<unsigned>(kernel->shared_bytes))
         return CUDA_ERROR_INVALID_VALUE;
     Params params;
-    std::memcpy(&params, arguments[2], sizeof params);
-    const auto run = [kernel, params] {
-        if (computing) computing(kernel->name.c_str(), &params);
+    std::memcpy(&params, arguments[3], sizeof params); // after three tensor maps
+    const auto run = [name = kernel->name, params] {
+        if (computing) computing(name.c_str(), &params);
     };
     Lock lock(mutex);
     last_launch = *config;

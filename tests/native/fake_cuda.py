@@ -32,7 +32,9 @@ class Params(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "y", "aq", "c")),
         *((name, ctypes.c_int64) for name in ("ldx", "ldy", "ldaq", "ldc")),
-        *((name, ctypes.c_int) for name in ("m", "n", "k", "tiles_x", "tiles_y", "k_blocks", "vector_c", "vector_aq")),
+        *((name, ctypes.c_int) for name in ("m", "n", "k", "tiles_x", "tiles_y", "k_blocks")),
+        ("early", ctypes.c_int * 5),
+        *((name, ctypes.c_int) for name in ("store_c", "vector_aq")),
     )
 
 
@@ -145,12 +147,14 @@ class SimulatedKernel:
         c = np.zeros((a.shape[0], b.shape[1]))
         variant = self._config.variant_row
         a_type = kind_dtype("fp8" if variant.a == INT4 else variant.a, "ocp")
-        modelled = self.fault != "float32 sums" and not (_is_exact(a) and _is_exact(b))
+        finite = bool(np.isfinite(a).all() and np.isfinite(b).all())
+        modelled = finite and self.fault != "float32 sums" and not (_is_exact(a) and _is_exact(b))
         with np.errstate(invalid="ignore"):
             for g in range(groups(a.shape[1])):
                 part = slice(g * GROUP_K, (g + 1) * GROUP_K)
-                if modelled and np.isfinite(a).all() and np.isfinite(b).all():
-                    term = wgmma.group_sum(a[:, part], b[part], a_type, kind_dtype(variant.b, "ocp"))
+                if modelled:
+                    x, y = a[:, part].astype(np.float64), b[part].astype(np.float64)
+                    term = wgmma.group_sum(x, y, a_type, kind_dtype(variant.b, "ocp"))
                 else:
                     term = a[:, part] @ b[part]
                 c += aq[:, 0 if self.fault == "first scale" else min(g, aq.shape[1] - 1), None] * term
@@ -171,13 +175,13 @@ def _is_exact(x: Array) -> bool:
 
 
 def matrix(address: int, rows: int, columns: int, column: bool, leading: int, kind: str) -> Array:
-    """Return the float64 values of a stored operand [rows, columns]."""
+    """Return the values of a stored operand [rows, columns], float32."""
     lines, length = (columns, rows) if column else (rows, columns)
     count = (lines - 1) * leading + length
     dtype = kind_dtype(kind, "ocp")
     size = (count + 1) // 2 if kind == INT4 else count * dtype.itemsize
     raw = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
-    flat = np.zeros(lines * leading)
-    flat[:count] = unpack_codes(raw, count).astype(float) - 8 if kind == INT4 else raw.view(dtype).astype(float)
+    flat = np.zeros(lines * leading, np.float32)  # which holds every value
+    flat[:count] = unpack_codes(raw, count).astype(np.float32) - 8 if kind == INT4 else raw.view(dtype)
     values = flat.reshape(lines, leading)[:, :length]
     return values.T if column else values
