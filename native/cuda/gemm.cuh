@@ -73,24 +73,25 @@ struct Gemm {
 
     // ---- producers ----
 
-    // Operands into L2 while the grid in front still runs: of X the tile's first stages, of Y and AQ this block's share.
+    // Operands into L2 while the grid in front still runs: of B the tile's first stages, of A and AQ this block's share.
     // Whatever that grid writes passes through L2, so nothing stale is read later.
     __device__ __forceinline__ void fetch_early(int thread) const {
-        if (T::x_fill != Fill::tma || p.early.stages == 0) return;
-        const int x0 = tile_at(blockIdx.x / parts).x * T::tile_x, rows_x = min(T::tile_x, (C::swap ? p.n : p.m) - x0);
+        if (C::scalar || p.early.stages == 0) return;
+        const uint8_t *a = C::swap ? p.y : p.x, *b = C::swap ? p.x : p.y;
+        const int64_t lda = C::swap ? p.ldy : p.ldx, ldb = C::swap ? p.ldx : p.ldy;
+        const Tile tile = tile_at(blockIdx.x / parts);
+        const int n0 = (C::swap ? tile.x : tile.y) * C::tile_n, k0 = first_k * kGroup;
         const int stages = min(p.early.stages, last_k - first_k);
-        constexpr int per_byte = T::x_i4 ? 2 : 1;
-        if constexpr (T::x_mn) {
-            for (int k = first_k * kGroup + thread; k < min((first_k + stages) * kGroup, p.k); k += T::threads)
-                fetch_global(p.x + (k * p.ldx + x0) / per_byte);
+        if constexpr (C::b_col) {
+            for (int i = thread; i < min(C::tile_n, p.n - n0) * stages; i += T::threads)
+                fetch_global(b + (n0 + i / stages) * ldb + k0 + i % stages * kGroup);
         } else {
-            for (int i = thread; i < rows_x * stages; i += T::threads)
-                fetch_global(p.x + ((x0 + i / stages) * p.ldx + (first_k + i % stages) * kGroup) / per_byte);
+            for (int k = k0 + thread; k < min(k0 + stages * kGroup, p.k); k += T::threads) fetch_global(b + k * ldb + n0);
         }
         const int share = blockIdx.x * T::threads + thread;
-        if (share < p.early.y_lines) {
-            const int row = share / p.early.y_per_row, line = share % p.early.y_per_row;
-            fetch_global(p.y + row * p.ldy / (T::y_i4 ? 2 : 1) + line * 128);
+        if (share < p.early.a_lines) {
+            const int row = share / p.early.a_per_row, line = share % p.early.a_per_row;
+            fetch_global(a + row * lda / (C::a == Elem::i4 ? 2 : 1) + line * 128);
         }
         if (share < p.early.aq_lines) {
             const int row = share / p.early.aq_per_row, line = share % p.early.aq_per_row;

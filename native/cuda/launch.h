@@ -48,15 +48,15 @@ template <typename C>
 Early fetch_early(const Params& p, int64_t blocks, int split) {
     using T = Traits<C>;
     Early early = {};
-    if (!C::swap || C::scalar) return early;
-    early.stages = static_cast<int>(min_of(kEarlyBytes / T::x_bytes / blocks, ceil_div(p.k_blocks, split)));
+    if (C::scalar || C::parts == 1) return early; /* large products wait for arithmetic, not for memory */
+    early.stages = static_cast<int>(min_of(kEarlyBytes / (C::tile_n * kGroup) / blocks, ceil_div(p.k_blocks, split)));
     const auto share = [&](int64_t rows, int64_t row_bytes, int& lines, int& per_row) {
         const int64_t n = ceil_div(row_bytes, 128);
         if (rows * n > blocks * T::threads) return;
         lines = static_cast<int>(rows * n), per_row = static_cast<int>(n);
     };
     const int64_t groups = p.k_blocks;
-    share(T::y_mn ? p.k : p.m, (T::y_mn ? p.m : p.k) / (T::y_i4 ? 2 : 1), early.y_lines, early.y_per_row);
+    share(C::a_col ? p.k : p.m, (C::a_col ? p.m : p.k) / (C::a == Elem::i4 ? 2 : 1), early.a_lines, early.a_per_row);
     share(C::preshuffle ? ceil_div(groups, C::preshuffle) : C::aq_col ? groups : p.m,
           T::aq_bytes * (C::preshuffle ? int64_t(p.m) * C::preshuffle : C::aq_col ? p.m : groups), early.aq_lines,
           early.aq_per_row);
@@ -77,7 +77,8 @@ int launch_as(CUkernel kernel, const Device& device, Params& p, CUtensorMap (&ma
     const int64_t blocks = split > 1 || tiles < resident ? tiles * split : resident;
     p.early = fetch_early<C>(p, blocks, split);
     const View c = {p.c, int64_t(p.n) * T::out_bytes, p.m, p.ldc * T::out_bytes, 128, C::swap ? T::chunk : 64, 128};
-    p.store_c = tma_can_read(c);
+    // Its coordinates are 32 bits of bytes, to the end of the last tile.
+    p.store_c = tma_can_read(c) && (int64_t(p.n) + C::tile_n) * T::out_bytes <= INT32_MAX;
     if (p.store_c) {
         const int code = encode(maps[2], c);
         if (code) return code;

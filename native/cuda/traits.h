@@ -34,8 +34,8 @@ enum class Fill {
 
 // What a grid brings into L2 before the one in front of it has ended.
 struct Early {
-    int stages;              // of X, each block for its tile
-    int y_lines, y_per_row;  // lines of 128 bytes of Y that the grid's threads share, one each; 0: too many
+    int stages;              // of B, each block for its tile
+    int a_lines, a_per_row;  // lines of 128 bytes of A that the grid's threads share, one each; 0: too many
     int aq_lines, aq_per_row;
 };
 
