@@ -207,14 +207,16 @@ struct OperandStage<Shape, kKind, kRows, false> {
     explicit OperandStage(const Operand& operand) : x(operand) {}
 
     // How many leading tiles whole chunks make up. A chunk that runs past the last row reads rows of the next k,
-    // which is harmless, but must not run past the end of the matrix: the last tile can be hit by that.
-    static_assert(kRows <= Shape::kTileK, "no tile before the last two reaches the end");
+    // which is harmless, but must not run past the end of the matrix: the lines behind a tile must cover that.
     int regular_tiles() const {
         const int whole = x.k_end / Shape::kTileK, rest = x.k_end % Shape::kTileK;
         const int excess = x.row0 + kRows - x.rows;
         if (!whole_bytes<kKind>(x)) return 0;
         if (excess <= 0 && rest % 4 == 0) return ceil_div(x.k_end, Shape::kTileK);
-        return whole > 0 && rest * x.ld < excess ? whole - 1 : whole;
+        int hit = 0;
+        GEMMILL_UNROLL
+        for (int i = 0; i * Shape::kTileK < kRows; ++i) hit += (rest + i * Shape::kTileK) * x.ld < excess;
+        return whole > hit ? whole - hit : 0;
     }
 
     void fetch(int k0) {

@@ -28,6 +28,7 @@ from kernels.catalogue import load_catalogue
 from kernels.ck_headers import find_headers
 from kernels.config import KernelConfig
 from kernels.paths import CHECKOUT, Paths
+from kernels.toolchain import numbered
 
 PATHS = Paths.of(CHECKOUT.root, cache=CHECKOUT.build / "test" / "cache", build=CHECKOUT.build / "test")
 
@@ -42,9 +43,9 @@ CONFIG = kernel("fp8i4")
 
 
 @functools.cache
-def built(config: KernelConfig = CONFIG) -> CacheObject:
+def built(config: KernelConfig = CONFIG, compiler: str | None = None) -> CacheObject:
     """Return a kernel's object, compiled for real: about 15 s of one core, and 30 s before zig's first C++ program."""
-    build = Build(PATHS, provider="ck_tile")
+    build = Build(PATHS, compiler, provider="ck_tile")
     try:
         ck_tile.flags(config, build.toolchain(config.arch))
         reason = build.why_not(config)
@@ -55,6 +56,12 @@ def built(config: KernelConfig = CONFIG) -> CacheObject:
     outcome = build.compile(config)
     assert outcome.ok, outcome.message
     return Cache(PATHS.cache).read(outcome.key)
+
+
+@pytest.mark.parametrize("compiler", numbered("clang++") or ["no clang++-N is installed"])
+def test_each_clang_of_the_system_compiles_one(compiler: str) -> None:
+    resources = built(CONFIG, compiler).manifest["build"]["resources"]
+    assert all(figures["matrix_instructions"] > 0 for figures in resources.values())
 
 
 @functools.cache

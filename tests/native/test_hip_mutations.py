@@ -40,6 +40,7 @@ INT4_CCR = kernel("gfx942", "fp8i4", "ccr")
 CCR = kernel("gfx942", "fp8", "ccr")
 SHUFFLED = kernel("gfx942", "fp8", "rcr", "preshufflequant")
 TALL = replace(FP8, tile=(64, 64, 256))
+MANY_ROWS = replace(CRR, tile=(256, 64, 128), warps=(4, 1, 1))  # more of them than k
 
 
 @dataclass(frozen=True)
@@ -181,9 +182,17 @@ FAULTS = [
     Fault(
         "the last rows' chunks run past the matrix",
         STAGE,
-        "rest * x.ld < excess ? whole - 1 : whole",
-        "false ? whole : whole",
-        (RRR,),
+        "return whole > hit ? whole - hit : 0;",
+        "return whole + 0 * hit;",
+        (RRR, MANY_ROWS),
+        "outside of every allocation",
+    ),
+    Fault(
+        "only the last tile's chunks are thought to run past it",
+        STAGE,
+        "i * Shape::kTileK < kRows",
+        "i < 1",
+        (MANY_ROWS,),
         "outside of every allocation",
     ),
     Fault("a partial tile of odd K is not an edge", STAGE, "excess <= 0 && rest % 4 == 0", "excess <= 0", (CRR,)),
@@ -210,6 +219,11 @@ def multiply_all(device: Device, config: KernelConfig) -> None:
     for turn, shape in enumerate(SHAPES):
         p = random_problem(config, shape, shuffled=config.family_row.preshuffle)
         check(config, p, device.multiply(config, p, ORDERS[turn % 3]))
+
+
+def test_more_rows_than_k_in_a_tile() -> None:
+    with simulated(MANY_ROWS) as device:
+        multiply_all(device, MANY_ROWS)
 
 
 CASES = [(fault, config) for fault in FAULTS for config in fault.configs]

@@ -20,6 +20,14 @@
 #define __AMDGCN_WAVEFRONT_SIZE 64
 #endif
 
+/* Reciprocals that clang's own headers defined up to some release between 19 and 22; not included, for zig's clang. */
+#if __CLANG_HIP_RUNTIME_WRAPPER_INCLUDED__
+__device__ inline _Float16 gemmill_hip5_rcp_f16(_Float16 x) { return static_cast<_Float16>(1) / x; }
+__device__ inline __2f16 gemmill_hip5_rcp_2f16(__2f16 x) { return __2f16{1, 1} / x; }
+#define __llvm_amdgcn_rcp_f16 gemmill_hip5_rcp_f16
+#define __llvm_amdgcn_rcp_2f16 gemmill_hip5_rcp_2f16
+#endif
+
 /* A detail of libstdc++ that they specialise; libc++ has none. */
 #include <cmath>
 #if defined(_LIBCPP_VERSION)
