@@ -15,7 +15,7 @@ struct View {
     int box_inner, box_outer, swizzle;
 };
 
-inline bool tma_can_read(const View& v) {
+inline bool tma_can_take(const View& v) {
     return reinterpret_cast<uintptr_t>(v.base) % 16 == 0 && v.pitch % 16 == 0 && v.pitch < (int64_t(1) << 40);
 }
 
@@ -77,8 +77,8 @@ int launch_as(CUkernel kernel, const Device& device, Params& p, CUtensorMap (&ma
     const int64_t blocks = split > 1 || tiles < resident ? tiles * split : resident;
     p.early = fetch_early<C>(p, blocks, split);
     const View c = {p.c, int64_t(p.n) * T::out_bytes, p.m, p.ldc * T::out_bytes, 128, C::swap ? T::chunk : 64, 128};
-    // Its coordinates are 32 bits of bytes, to the end of the last tile.
-    p.store_c = tma_can_read(c) && (int64_t(p.n) + C::tile_n) * T::out_bytes <= INT32_MAX;
+    /* The copy engine writes whole 16 bytes, also at the end of a row, and counts bytes in 32 bits, also beyond the end. */
+    p.store_c = tma_can_take(c) && c.inner % 16 == 0 && c.inner + C::tile_n * T::out_bytes <= INT32_MAX;
     if (p.store_c) {
         const int code = encode(maps[2], c);
         if (code) return code;
@@ -125,7 +125,7 @@ int launch(const Device& device, const Problem& q, CUstream stream) {
     View y = {p.y, q.k, rows_y, p.ldy, kGroup, T::tile_y, 128};
     if (T::y_raw && T::y_mn) y = {p.y, ceil_div(rows_y, y_per_byte), q.k, p.ldy / y_per_byte, T::y_line_bytes, kGroup, 0};
     if (T::y_raw && !T::y_mn) y = {p.y, ceil_div(q.k, y_per_byte), rows_y, p.ldy / y_per_byte, T::y_line_bytes, T::tile_y, 0};
-    const bool fast = q.k > 0 && tma_can_read(x) && tma_can_read(y) && p.ldx % per_byte == 0 && p.ldy % y_per_byte == 0;
+    const bool fast = q.k > 0 && tma_can_take(x) && tma_can_take(y) && p.ldx % per_byte == 0 && p.ldy % y_per_byte == 0;
 
     CUtensorMap maps[3] = {};
     int code = GEMMILL_OK;

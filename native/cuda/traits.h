@@ -48,7 +48,7 @@ struct Params {
     int m, n, k;
     int tiles_x, tiles_y, k_blocks;
     Early early;
-    int store_c;   // rows of C start on 16-byte boundaries: the copy engine can write them
+    int store_c;   // the copy engine writes C
     int vector_aq; // four scales of a row can be loaded at once, from a group that is a multiple of 4
 };
 
