@@ -27,6 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from gemmill.cache import SELFTEST_SCHEMA  # noqa: E402
+
 from kernels.resources import available_cores  # noqa: E402
 
 BARE = """
@@ -196,7 +198,7 @@ def measure_thousand(folder: Path, runs: int) -> list[Figure]:
     run([*command, "compile"], root, CXX=str(compiler))
     for path in root.glob("cache/objects/??/*"):
         digest = hashlib.sha256((path / "kernel.so").read_bytes()).hexdigest()
-        record = {"schema": 1, "key": path.name, "library_sha256": digest, "outcome": "passed"}
+        record = {"schema": SELFTEST_SCHEMA, "key": path.name, "library_sha256": digest, "outcome": "passed"}
         (path / "selftest.json").write_text(json.dumps(record))
     kernels = tiles * per_tile
 

@@ -51,6 +51,7 @@ from gemmill.trust import why_untrusted
 
 INDEX_SCHEMA = 1
 MANIFEST_SCHEMA = 1
+SELFTEST_SCHEMA = 2  # 1: kernels for GPUs were not called with device pointers
 NATIVE = "native"
 _ENTRY = ".json"
 LIBRARY = "kernel.so"
@@ -98,7 +99,7 @@ class CacheObject:
     manifest : dict
         As in the module's text.
     selftest : dict or None
-        What the selftest recorded; None when none ran or the record is not about this library.
+        What the selftest recorded; None when none ran, or the record is not about this library or is of older checks.
     """
 
     root: Path
@@ -339,4 +340,7 @@ def _read_selftest(path: Path, key: str, library_sha256: str) -> dict[str, Any] 
         return None
     if record is None or record.get("key") != key or record.get("library_sha256") != library_sha256:
         return None
-    return record if isinstance(record.get("outcome"), str) else None
+    if not isinstance(record.get("outcome"), str):
+        return None
+    # What passed other checks is untested by these; what failed them is not to be loaded all the same.
+    return record if record.get("schema") == SELFTEST_SCHEMA or record["outcome"] == "failed" else None

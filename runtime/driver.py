@@ -21,7 +21,7 @@ _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 
 
 @functools.cache
-def _driver() -> Any:
+def libcuda() -> Any:
     """Return libcuda, started."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
@@ -32,10 +32,11 @@ def _driver() -> Any:
     return cuda
 
 
-def _check(name: str, code: int) -> None:
+def check(name: str, code: int) -> None:
+    """Raise DeviceError where a call of the driver failed; the text has its name and error."""
     if code:
         text = ctypes.c_char_p()
-        _driver().cuGetErrorName(code, ctypes.byref(text))
+        libcuda().cuGetErrorName(code, ctypes.byref(text))
         raise DeviceError(f"{name} failed: {(text.value or b'error').decode()} ({code})")
 
 
@@ -49,7 +50,7 @@ def device_of(label: str, pointer: int) -> int:
     """
     kind, managed, device = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_int(-1)
     for attribute, value in ((_MEMORY_TYPE, kind), (_IS_MANAGED, managed), (_DEVICE_ORDINAL, device)):
-        if _driver().cuPointerGetAttribute(ctypes.byref(value), attribute, ctypes.c_uint64(pointer)):
+        if libcuda().cuPointerGetAttribute(ctypes.byref(value), attribute, ctypes.c_uint64(pointer)):
             raise ArgumentError(f"{label} is not device memory: the driver does not know the address {pointer:#x}")
     if kind.value != _ON_DEVICE and not managed.value:
         raise ArgumentError(f"{label} is not device memory: the address {pointer:#x} is the host's")
@@ -59,20 +60,20 @@ def device_of(label: str, pointer: int) -> int:
 @contextmanager
 def on_device(ordinal: int) -> Iterator[None]:
     """Make sure that the current context is one of this device; put the caller's back afterwards."""
-    cuda = _driver()
+    cuda = libcuda()
     current = ctypes.c_int(-1)
     code = cuda.cuCtxGetDevice(ctypes.byref(current))
     if code not in (0, _NO_CONTEXT):
-        _check("cuCtxGetDevice", code)
+        check("cuCtxGetDevice", code)
     if code == 0 and current.value == ordinal:
         yield
         return
     device, context, popped = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
-    _check("cuDeviceGet", cuda.cuDeviceGet(ctypes.byref(device), ordinal))
+    check("cuDeviceGet", cuda.cuDeviceGet(ctypes.byref(device), ordinal))
     # Its arrays live in this context, so it is there and will stay: the count goes up and down again.
-    _check("cuDevicePrimaryCtxRetain", cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    check("cuDevicePrimaryCtxRetain", cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
     try:
-        _check("cuCtxPushCurrent", cuda.cuCtxPushCurrent_v2(context))
+        check("cuCtxPushCurrent", cuda.cuCtxPushCurrent_v2(context))
         try:
             yield
         finally:
@@ -83,12 +84,12 @@ def on_device(ordinal: int) -> Iterator[None]:
 
 def let_wait(stream: int, producer: int) -> None:
     """Let `stream` wait for what `producer` has been given so far. Both are CUstreams of the current context."""
-    cuda = _driver()
+    cuda = libcuda()
     event = ctypes.c_void_p()
-    _check("cuEventCreate", cuda.cuEventCreate(ctypes.byref(event), _NO_TIMING))
+    check("cuEventCreate", cuda.cuEventCreate(ctypes.byref(event), _NO_TIMING))
     try:
-        _check("cuEventRecord", cuda.cuEventRecord(event, ctypes.c_void_p(producer)))
-        _check("cuStreamWaitEvent", cuda.cuStreamWaitEvent(ctypes.c_void_p(stream), event, 0))
+        check("cuEventRecord", cuda.cuEventRecord(event, ctypes.c_void_p(producer)))
+        check("cuStreamWaitEvent", cuda.cuStreamWaitEvent(ctypes.c_void_p(stream), event, 0))
     finally:
         cuda.cuEventDestroy_v2(event)  # the driver keeps it until the wait is over
 
@@ -100,7 +101,7 @@ def clear(matrix: View, stream: int) -> None:
         width = columns * matrix.itemsize
         pitch = matrix.strides[0] if rows > 1 else width
         sizes = [ctypes.c_size_t(x) for x in (width, rows)]
-        code = _driver().cuMemsetD2D8Async(
+        code = libcuda().cuMemsetD2D8Async(
             ctypes.c_uint64(matrix.pointer), ctypes.c_size_t(pitch), ctypes.c_ubyte(0), *sizes, ctypes.c_void_p(stream)
         )
-        _check("cuMemsetD2D8Async", code)
+        check("cuMemsetD2D8Async", code)

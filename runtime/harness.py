@@ -1,25 +1,29 @@
 """One kernel under test: operands in its types, and calls through its entries in fenced memory.
 
-`host` is the host-pointer entry, `device` the device-pointer entry with packed operands, `gaps` the same with leading
-dimensions beyond the packed ones; the gaps hold NaN.
+`host` is the host-pointer entry, `device` the device-pointer entry with packed operands, in the memory of the device;
+`gaps` is the same with lines a few elements longer than the packed ones, `aligned` with lines longer still, such that a
+GPU's copy engine takes them. The gaps hold NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from gemmill.arch import find_arch
 from gemmill.dtypes import decode_table, kind_dtype, output_dtype
-from gemmill.fence import Arena
+from gemmill.fence import Arena, DeviceArena, Fence
 from gemmill.layout import GROUP_K, Strides, find_layout, groups, packed_strides
 from gemmill.loader import Kernel
 from gemmill.operands import Array, pack_codes, shuffled
 from gemmill.variant import INT4, find_variant
 
 _SEED = 20
+_WIDE = 32  # elements: 16 bytes of int4, and more of every other type
+_WORKSPACE_ALIGNMENT = 256
+_FENCES = ("A", "AQ", "B", "C", "workspace")
 _MAX_INT = 8  # e5m2, the coarsest type, holds the integers up to 8
 
 
@@ -56,8 +60,10 @@ class Harness:
 
     Attributes
     ----------
-    is_cpu : bool
-        Whether its device-pointer entry takes host memory.
+    backend : str
+        Of its arch; the device-pointer entry of ``cpu`` takes host memory.
+    host, device : dict
+        Memory for the host-pointer and for the device-pointer entry: A, AQ, B, C and workspace.
     kinds : dict
         Operand kind (gemmill.variant) of ``a``, ``b`` and ``aq``.
     """
@@ -67,7 +73,7 @@ class Harness:
         self.library = kernel.library
         row = find_arch(kernel.arch)
         variant = find_variant(kernel.config["variant"])
-        self.is_cpu = row.backend == "cpu"
+        self.backend = row.backend
         self.encoding = row.encoding
         self.product_sum = row.product_sum
         self.layout = find_layout(kernel.config["layout"])
@@ -76,7 +82,17 @@ class Harness:
         self.tile = tuple(int(x) for x in kernel.config["tile"])
         self.limits: dict[str, int] = self.library.manifest.get("limits", {})
         self.rng = np.random.default_rng(_SEED)
-        self.arenas = {name: Arena() for name in ("A", "AQ", "B", "C")}
+        self.host: dict[str, Fence] = {name: Arena() for name in _FENCES}
+        self.device = self.host
+        self.memory = None
+        if self.backend != "cpu":
+            from gemmill.device_memory import memory_of  # only who has a GPU needs it
+
+            self.memory = memory_of(row)
+            self.device = {name: DeviceArena(self.memory) for name in _FENCES}
+        # CUDA kernels take the addresses of these at multiples of their elements alone; all else may lie anywhere.
+        aq_bytes = kind_dtype(variant.aq, row.encoding).itemsize
+        self.steps = {"AQ": aq_bytes, "C": output_dtype(self.out).itemsize} if self.backend == "cuda" else {}
 
     def table(self, operand: str) -> Array:
         """Return the values of an operand's codes."""
@@ -134,54 +150,73 @@ class Harness:
             low, high = max(low, int(np.ceil(exponents.min()))), min(high, int(exponents.max()))
         return low, high
 
-    def entries(self) -> Sequence[str]:
-        """Name the ways to call: the device-pointer entry takes host memory on the cpu backend only."""
-        return ("host", "device", "gaps") if self.is_cpu else ("host",)
+    def entries(self) -> tuple[str, ...]:
+        """Name the ways to call, ``host`` and ``device`` first."""
+        if self.limits:  # another provider's, which may want operands packed
+            return "host", "device"
+        return ("host", "device", "gaps") if self.backend == "cpu" else ("host", "device", "gaps", "aligned")
+
+    def on_device(self) -> AbstractContextManager[None]:
+        """Make the kernel's device current: what `device` and the device-pointer entry need."""
+        return self.memory.current() if self.memory else nullcontext()
 
     def run(self, problem: Problem, entry: str = "host", shift: int = 0) -> Array:
         """Multiply through one entry and return C [M, N], after checking everything around it.
+
+        Parameters
+        ----------
+        problem : Problem
+        entry : str
+            One of `entries`.
+        shift : int
+            Bytes between an aligned address and each operand; elements of AQ and C where the entry wants those aligned.
 
         Raises
         ------
         CheckFailed
             If the call fails, or changes anything but C.
+        DeviceError
+            If the device does.
         """
         rows, columns, _ = problem.shape
         problem = self._fitted(problem)
         m, n, k = problem.shape
+        aq, aq_col = problem.aq_codes, self.layout.aq_col
         packed = packed_strides(self.layout, m, n, k)
-        ld = Strides(packed.a + 3, packed.aq + 1, packed.b + 5, packed.c + 7) if entry == "gaps" else packed
-        aq, aq_col, ldaq = problem.aq_codes, self.layout.aq_col, ld.aq
         if self.kernel.preshuffle and entry != "host":
             per_tile = self.tile[2] // GROUP_K
             tiles = shuffled(aq, per_tile)
-            aq, aq_col, ldaq = (
-                tiles.reshape(tiles.shape[0], m * per_tile),
-                False,
-                m * per_tile + (5 if entry == "gaps" else 0),
-            )
+            aq, aq_col = tiles.reshape(tiles.shape[0], m * per_tile), False
+            packed = replace(packed, aq=m * per_tile)
+        ld = _leading(packed, entry)
+        c_bytes = output_dtype(self.out).itemsize
         stored = {
             "A": self._store("a", problem.a_codes, self.layout.a_col, ld.a),
-            "AQ": self._store("aq", aq, aq_col, ldaq),
+            "AQ": self._store("aq", aq, aq_col, ld.aq),
             "B": self._store("b", problem.b_codes, self.layout.b_col, ld.b),
+            "C": np.full((((m - 1) * ld.c + n) if m and n else 0) * c_bytes, 0xFF, np.uint8),
         }
-        c_type = output_dtype(self.out)
-        stored["C"] = np.full((((m - 1) * ld.c + n) if m and n else 0) * c_type.itemsize, 0xFF, np.uint8)
-        placed = {name: self.arenas[name].place(data, shift) for name, data in stored.items()}
-        pointers = [self.arenas[name].address() for name in ("A", "AQ", "B", "C")]
-        if entry == "host":
-            code = self.library.run_host(*pointers, m, n, k, ld.a, ld.aq, ld.b, ld.c, groups(k), 1, None)
-        else:
-            workspace, size = self._workspace(m, n, k)
-            code = self.library.run(*pointers, m, n, k, ld.a, ldaq, ld.b, ld.c, workspace, size, None)
-        if code:
-            raise CheckFailed(f"returned {code} for valid arguments: {self.library.last_error or 'no text'}")
-        for name in ("A", "AQ", "B", "C"):
-            if not self.arenas[name].intact():
+        fences, size = self.host if entry == "host" else self.device, 0
+        with nullcontext() if entry == "host" else self.on_device():
+            for name, data in stored.items():
+                fences[name].place(data, shift * (1 if entry == "host" else self.steps.get(name, 1)))
+            pointers = [fences[name].address() for name in stored]
+            if entry == "host":
+                code = self.library.run_host(*pointers, m, n, k, ld.a, ld.aq, ld.b, ld.c, groups(k), 1, None)
+            else:
+                workspace, size = self.workspace(m, n, k)
+                code = self.library.run(*pointers, m, n, k, ld.a, ld.aq, ld.b, ld.c, workspace, size, None)
+            if code:
+                raise CheckFailed(f"returned {code} for valid arguments: {self.library.last_error or 'no text'}")
+            if self.memory and entry != "host":
+                self.memory.synchronize()
+            found = {name: fences[name].read() for name in (*stored, *(["workspace"] if size else []))}
+        for name, (held, intact) in found.items():
+            if not intact:
                 raise CheckFailed(f"wrote outside {name}")
-            if name != "C" and not np.array_equal(placed[name], stored[name]):
+            if name in ("A", "AQ", "B") and not np.array_equal(held, stored[name]):
                 raise CheckFailed(f"changed {name}, an input")
-        return np.ascontiguousarray(self._read_c(placed["C"], m, n, ld.c)[:rows, :columns])
+        return np.ascontiguousarray(self._read_c(found["C"][0], m, n, ld.c)[:rows, :columns])
 
     def fit(self, m: int, n: int, k: int) -> tuple[int, int, int]:
         """Return the next larger shape that the kernel takes, by the limits in its manifest (kernels.describe)."""
@@ -230,12 +265,24 @@ class Harness:
             raise CheckFailed("wrote between the rows of C")
         return np.ascontiguousarray(rows[:, : n * c_type.itemsize]).view(c_type)
 
-    def _workspace(self, m: int, n: int, k: int) -> tuple[int | None, int]:
+    def workspace(self, m: int, n: int, k: int) -> tuple[int | None, int]:
+        """Return the address and size of fenced memory for the device-pointer entry's workspace, where it wants one."""
         size = self.library.workspace_bytes(m, n, k)
         if not size:
             return None, 0
-        self._scratch = np.empty(size + 256, np.uint8)
-        return -(-self._scratch.ctypes.data // 256) * 256, size
+        whole = -(-size // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
+        self.device["workspace"].place(np.zeros(whole, np.uint8))
+        return self.device["workspace"].address(), size
+
+
+def _leading(packed: Strides, entry: str) -> Strides:
+    """Return the leading dimensions that an entry's operands are stored with."""
+    if entry == "gaps":
+        return Strides(packed.a + 3, packed.aq + 1, packed.b + 5, packed.c + 7)
+    if entry == "aligned":
+        a, aq, b, c = (-(-(length + 1) // _WIDE) * _WIDE for length in (packed.a, packed.aq, packed.b, packed.c))
+        return Strides(a, aq, b, c)
+    return packed
 
 
 def _nan_code(table: Array) -> int:

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from gemmill import __version__
-from gemmill.cache import LIBRARY, NATIVE, Cache
+from gemmill.cache import LIBRARY, NATIVE, SELFTEST_SCHEMA, Cache
 from gemmill.device import cpu_model, gpu_name
 from gemmill.errors import CorruptObject, GemmillError
 from gemmill.loader import examine
-from gemmill.verdict import SELFTEST_SCHEMA, save
+from gemmill.verdict import save
 
 # (argv, timeout in seconds) -> (return code, stdout, stderr); a signal is a negative code. Raises TimeoutError or
 # subprocess.TimeoutExpired when the time is over and the child is gone.
@@ -86,6 +86,7 @@ def run_selftest(
             "arch": candidate.arch,
         },
         "shapes": [],
+        "entries": [],
         "errors": {},
         "seconds": 0.0,
         "time_ms": None,

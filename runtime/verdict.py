@@ -2,7 +2,8 @@
 
 selftest.json:
 
-    schema          SELFTEST_SCHEMA
+    schema          gemmill.cache.SELFTEST_SCHEMA, which changes with what is checked: what passed an older selftest is
+                    untested, what failed it has failed
     key             the object
     library_sha256  the exact library that was tested; a record about another one counts for nothing
     outcome         "passed" or "failed" ("simulated" from backends that emulate their device)
@@ -10,6 +11,7 @@ selftest.json:
     device          cpu, machine, system, arch; gpu: its name, where one ran it; simulated: true where a simulation took
                     the place of the arch's device
     shapes          [[M, N, K], ...] that were multiplied
+    entries         the ways of calling the kernel that were checked, as gemmill.harness names them
     errors          {check: largest error relative to its bound}; exact checks have 0
     seconds         wall time of the child
     time_ms         the kernel's own mean time for time_shape
@@ -29,12 +31,11 @@ import stat
 from dataclasses import dataclass
 from typing import Any
 
-from gemmill.cache import LIBRARY, MANIFEST, SELFTEST, Cache, is_key, object_path
+from gemmill.cache import LIBRARY, MANIFEST, SELFTEST, SELFTEST_SCHEMA, Cache, is_key, object_path
 from gemmill.errors import Refused
 from gemmill.files import write_atomically
 from gemmill.tree import Tree, translating
 
-SELFTEST_SCHEMA = 1
 OUTCOMES = ("passed", "failed", "simulated")
 
 _FIELDS: dict[str, tuple[type, ...]] = {
@@ -45,6 +46,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "reason": (str, type(None)),
     "device": (dict,),
     "shapes": (list,),
+    "entries": (list,),
     "errors": (dict,),
     "seconds": (int, float),
     "time_ms": (int, float, type(None)),
@@ -106,7 +108,7 @@ def why_malformed(record: Any) -> str | None:
     if not isinstance(record, dict):
         return f"a record is an object, not a {type(record).__name__}"
     if record.get("schema") != SELFTEST_SCHEMA:
-        return f"its schema is {record.get('schema')!r}; this gemmill takes {SELFTEST_SCHEMA}"
+        return f"its schema is {record.get('schema')!r}; this gemmill takes {SELFTEST_SCHEMA}: test the kernel with it"
     if record.keys() != _FIELDS.keys():
         odd = sorted(map(str, record.keys() ^ _FIELDS.keys()))
         return f"fields are missing or unknown: {', '.join(odd)}"
@@ -126,6 +128,8 @@ def why_malformed(record: Any) -> str | None:
         return "its errors are no numbers"
     if outcome != "failed" and not (record["shapes"] and all(value <= 1 for value in record["errors"].values())):
         return f"its outcome is {outcome}, and it multiplied nothing or was beyond a bound"
+    if outcome != "failed" and not all(entry in record["entries"] for entry in ("host", "device")):
+        return f"its outcome is {outcome}, and of the entries only {record['entries']} were checked"
     try:
         date = datetime.datetime.fromisoformat(record["date"])
     except ValueError:

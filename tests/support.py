@@ -17,6 +17,7 @@ from gemmill.cache import (
     MANIFEST,
     MANIFEST_SCHEMA,
     SELFTEST,
+    SELFTEST_SCHEMA,
     canonical_json,
     describe_file,
     object_path,
@@ -152,7 +153,7 @@ def add_object(
     (path / MANIFEST).write_text(json.dumps(manifest))
     if outcome is not None:
         assert library_file is not None
-        record = {"schema": 1, "key": key, "library_sha256": library_file["sha256"], "outcome": outcome}
+        record = {"schema": SELFTEST_SCHEMA, "key": key, "library_sha256": library_file["sha256"], "outcome": outcome}
         (path / SELFTEST).write_text(json.dumps({**record, "reason": reason}))
     if index:
         add_index(root, config, key)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from factory import ENVIRONMENT, SIX, compile_all, config, litter, make_compiler, make_copier, make_tree, objects
-from gemmill.cache import LIBRARY, MANIFEST, SELFTEST, Cache, canonical_json, sha256_text
+from gemmill.cache import LIBRARY, MANIFEST, SELFTEST, SELFTEST_SCHEMA, Cache, canonical_json, sha256_text
 from gemmill.errors import UnsupportedError
 
 from kernels import process
@@ -62,7 +62,7 @@ def test_state_is_remembered_only_while_the_files_are_the_same(fast: Build) -> N
     first = fast.state(config())
     assert fast.state(config()) is first and first.object is not None and first.object.outcome == "untested"
     recorded = first.object.manifest["files"][LIBRARY]["sha256"]
-    record = {"key": key, "library_sha256": recorded, "outcome": "passed"}
+    record = {"schema": SELFTEST_SCHEMA, "key": key, "library_sha256": recorded, "outcome": "passed"}
     (first.object.path / SELFTEST).write_text(json.dumps(record))
     second = fast.state(config())
     assert second.object is not None and second.object.outcome == "passed"

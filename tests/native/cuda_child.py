@@ -21,10 +21,13 @@ from driver import Gpu
 from fake_cuda import Driver, SimulatedKernel
 from gemmill.api import gemm_aquant
 from gemmill.cache import Cache
-from gemmill.errors import GemmillError
+from gemmill.device_memory import CudaMemory
+from gemmill.errors import DeviceError, GemmillError
+from gemmill.harness import CheckFailed
 from gemmill.layout import groups
 from gemmill.loader import Kernel
 from gemmill.operands import Fp8Matrix
+from gemmill.selfcheck import Checker
 from operands import Case, expected, problem, store
 from workbench import Workbench, Wrong
 
@@ -209,6 +212,60 @@ def device_tests(s: Child) -> Any:
     return said
 
 
+def selftest(s: Child) -> Any:
+    """Run the selftest's checks on the simulated kernel; say what they found, and on which entries."""
+    checker = Checker(s.kernel)
+    said = ""
+    try:
+        checker.check_all()
+    except CheckFailed as error:
+        said = str(error)
+    return {"said": said, "entries": checker.used, "contexts": s.driver.contexts}
+
+
+def selftest_without_memory(s: Child) -> Any:
+    """Let the driver fail under a selftest's own calls."""
+    said = []
+    for name, turn in (("cuMemAlloc", 1), ("cuMemcpyHtoD", 2), ("cuStreamSynchronize", 1), ("cuMemcpyDtoH", 1)):
+        checker = Checker(s.kernel)
+        s.driver.fail(name, turn)
+        try:
+            checker.check_exact(3, 5, 130, ("device",))
+        except CheckFailed as error:
+            said.append(str(error))
+        s.driver.fail("")
+    return {"said": said, "contexts": s.driver.contexts}
+
+
+def memory(s: Child) -> Any:
+    """Keep bytes on the device; let each call fail once."""
+    live = s.driver.live
+    one = CudaMemory(0)
+    data = np.arange(1000, dtype=np.uint8)
+    with one.current():
+        inside = s.driver.contexts
+        address = one.allocate(1000)
+        one.upload(address, data)
+        one.synchronize()
+        same = bool((one.download(address, 1000) == data).all())
+        said = []
+        for name, call in (
+            ("cuMemAlloc", lambda: one.allocate(10)),
+            ("cuMemFree", lambda: one.free(address)),
+            ("cuMemcpyHtoD", lambda: one.upload(address, data)),
+            ("cuMemcpyDtoH", lambda: one.download(address, 10)),
+            ("cuStreamSynchronize", one.synchronize),
+        ):
+            s.driver.fail(name)
+            try:
+                call()
+            except DeviceError as error:
+                said.append(str(error))
+            s.driver.fail("")
+        one.free(address)
+    return {"same": same, "said": said, "inside": inside, "after": s.driver.contexts, "kept": s.driver.live - live}
+
+
 class OnDevice:
     """An array on the fake device, with ``__cuda_array_interface__``."""
 
@@ -274,7 +331,10 @@ class _HostArray:
 
 SCENARIOS: dict[str, Callable[[Child], Any]] = {
     one.__name__: one
-    for one in (good, failures, out_of_memory, strided, devices, threads, launches, device_tests, arrays)
+    for one in (
+        *(good, failures, out_of_memory, strided, devices, threads, launches, device_tests, arrays),
+        *(selftest, selftest_without_memory, memory),
+    )
 }
 
 if __name__ == "__main__":

@@ -122,6 +122,8 @@ class SimulatedKernel:
         k = p.k + 1 if self.fault == "reads beyond K" and p.k % 128 == 11 else p.k
         c = np.zeros((p.m, p.n))
         if p.k:
+            if self.fault == "ignores lda":
+                lda = p.m if layout.a_col else k
             a = matrix(a_at, p.m, k, layout.a_col, lda, variant.a)
             b = matrix(b_at, k, p.n, layout.b_col, ldb, variant.b)
             aq = self._scales(p)
@@ -134,10 +136,14 @@ class SimulatedKernel:
         if self.fault == "changing bits" and self._launches % 7 == 0:
             rounded.reshape(-1).view(np.uint16)[-1] ^= 1
         for i in range(p.m):
-            at = p.c + i * p.ldc * rounded.itemsize
+            at = p.c + i * (p.n if self.fault == "ignores ldc" else p.ldc) * rounded.itemsize
             ctypes.memmove(at, rounded[i].ctypes.data, rounded[i].nbytes)
             if self.fault == "writes between rows" and p.ldc > p.n:
                 ctypes.memset(at + rounded[i].nbytes, 0, 2)
+            if self.fault == "writes whole 16 bytes" and p.ldc * rounded.itemsize % 16 == 0 and i + 1 < p.m:
+                ctypes.memset(at + rounded[i].nbytes, 0, -rounded[i].nbytes % 16)
+        if self.fault == "writes before C" and p.ldc > p.n:
+            ctypes.memset(p.c - 2, 0, 2)
         if self.fault == "writes beyond C":
             ctypes.memset(p.c + ((p.m - 1) * p.ldc + p.n) * rounded.itemsize, 0, 2)
         if self.fault == "changes A" and p.k:

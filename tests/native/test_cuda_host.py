@@ -1,10 +1,11 @@
-"""The host side of CUDA kernels, and the device tests themselves, on a fake libcuda whose every call can fail."""
+"""The host side of CUDA kernels, their selftest, and the device tests, on a fake libcuda whose every call can fail."""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -185,6 +186,49 @@ FAULTS = {
 def test_a_wrong_kernel_fails_them(ask: Any, fault: str) -> None:
     said = ask("device_tests", PLAIN, fault, ",".join(FAULTS[fault]))
     assert set(said) == set(FAULTS[fault]) and all(said.values()), said
+
+
+# ---- The selftest, without a device ----
+
+
+@pytest.mark.parametrize("config", KERNELS, ids=label)
+def test_a_right_kernel_passes_its_selftest(ask: Any, config: KernelConfig) -> None:
+    said = ask("selftest", config)
+    assert said == {"said": "", "entries": ["host", "device", "gaps", "aligned"], "contexts": 0}
+
+
+# What only the entry for device pointers, or only lines with gaps, show; and what is said of it.
+UNSEEN_BY_THE_HOST_ENTRY = {
+    "writes beyond C": r"exact 1x1x1, device entry: wrote outside C",
+    "writes before C": r"exact 1x1x1, gaps entry: wrote outside C",
+    "writes between rows": r"exact 1x1x1, gaps entry: wrote outside C",  # it does so after the last row, too
+    "writes whole 16 bytes": r"exact 19x69x129, aligned entry: wrote between the rows of C",
+    "ignores ldc": r"exact 19x69x129, gaps entry: wrote between the rows of C",
+    "ignores lda": r"exact 19x69x129, gaps entry: C\[\d+,0\] is .*, expected",
+    "changes A": r"exact 1x1x1, device entry: changed A, an input",
+}
+
+
+@pytest.mark.parametrize("fault", UNSEEN_BY_THE_HOST_ENTRY)
+def test_a_wrong_kernel_fails_its_selftest(ask: Any, fault: str) -> None:
+    said = ask("selftest", PLAIN, fault)
+    assert re.match(UNSEEN_BY_THE_HOST_ENTRY[fault], said["said"]), said
+    assert said["contexts"] == 0
+
+
+def test_a_driver_that_fails_under_a_selftest(ask: Any) -> None:
+    said = ask("selftest_without_memory", PLAIN)
+    names = ("cuMemAlloc", "cuMemcpyHtoD", "cuStreamSynchronize", "cuMemcpyDtoH")
+    assert len(said["said"]) == len(names) and said["contexts"] == 0
+    for name, text in zip(names, said["said"], strict=True):
+        assert re.fullmatch(rf"exact 3x5x130, device entry: {name}(_v2)? failed: CUDA_ERROR_FAKE \(719\)", text)
+
+
+def test_memory_of_the_device(ask: Any) -> None:
+    said = ask("memory", PLAIN)
+    assert said["same"] and len(said["said"]) == 5
+    assert all("failed: CUDA_ERROR_FAKE (719)" in text for text in said["said"])
+    assert (said["inside"], said["after"], said["kept"]) == (1, 0, 1), "the context is held, and the caller's put back"
 
 
 # ---- Arrays of libraries, through the runtime ----

@@ -12,7 +12,7 @@ from typing import Any
 import gemmill
 import ml_dtypes
 import numpy as np
-from gemmill.cache import LIBRARY, MANIFEST, Cache
+from gemmill.cache import LIBRARY, MANIFEST, SELFTEST_SCHEMA, Cache
 from gemmill.layout import LAYOUTS, groups
 from gemmill.operands import Int4Matrix
 from gemmill.variant import INT4, VARIANTS, find_variant
@@ -201,13 +201,14 @@ def selftest_record(
     """Return a whole selftest record, such as another machine would send."""
     device = {"cpu": "a processor", "machine": "x86_64", "system": "Linux", "arch": arch}
     return {
-        "schema": 1,
+        "schema": SELFTEST_SCHEMA,
         "key": key,
         "library_sha256": library_sha256,
         "outcome": outcome,
         "reason": "wrong at C[0, 0]" if outcome == "failed" else None,
         "device": {**device, "simulated": True} if simulated or outcome == "simulated" else device,
         "shapes": [[1, 1, 1]],
+        "entries": ["host", "device", "gaps"],
         "errors": {"random 1x1x1": 0.5},
         "seconds": 1.0,
         "time_ms": None,

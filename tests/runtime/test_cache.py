@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-from gemmill.cache import LIBRARY, SELFTEST, Cache, canonical_json, is_key, sha256_text
+from gemmill.cache import LIBRARY, SELFTEST, SELFTEST_SCHEMA, Cache, canonical_json, is_key, sha256_text
 from gemmill.errors import CorruptObject, KernelNotFound, Refused
 from generators import DAMAGES, object_directory
 from hypothesis import given
@@ -86,20 +86,30 @@ def test_an_absent_cache_is_an_empty_one(tmp_path):
         None,
         "{",
         "[]",
-        '{"outcome": "passed"}',
-        '{"key": "KEY", "outcome": "passed"}',
-        '{"key": "KEY", "library_sha256": "0", "outcome": "passed"}',
-        '{"key": "KEY", "library_sha256": "SHA", "outcome": true}',
-        '{"key": "other", "library_sha256": "SHA", "outcome": "passed"}',
+        '{"schema": SCHEMA, "outcome": "passed"}',
+        '{"schema": SCHEMA, "key": "KEY", "outcome": "passed"}',
+        '{"schema": SCHEMA, "key": "KEY", "library_sha256": "0", "outcome": "passed"}',
+        '{"schema": SCHEMA, "key": "KEY", "library_sha256": "SHA", "outcome": true}',
+        '{"schema": SCHEMA, "key": "other", "library_sha256": "SHA", "outcome": "passed"}',
+        '{"key": "KEY", "library_sha256": "SHA", "outcome": "passed"}',
+        '{"schema": 1, "key": "KEY", "library_sha256": "SHA", "outcome": "passed"}',
+        '{"schema": 1, "key": "KEY", "library_sha256": "SHA", "outcome": "simulated"}',
     ],
 )
-def test_a_record_that_is_not_about_this_library_counts_for_nothing(cache, record):
+def test_a_record_of_another_library_or_of_older_checks_counts_for_nothing(cache, record):
     key = add_fake(cache.root, outcome=None)
     sha = cache.read(key).manifest["files"][LIBRARY]["sha256"]
     if record is not None:
-        text = record.replace("KEY", key).replace("SHA", sha)
+        text = record.replace("KEY", key).replace("SHA", sha).replace("SCHEMA", str(SELFTEST_SCHEMA))
         (object_directory(cache, key) / SELFTEST).write_text(text)
     assert cache.read(key).outcome == "untested"
+
+
+def test_what_older_checks_failed_stays_failed(cache):
+    key = add_fake(cache.root, outcome="failed")
+    path = object_directory(cache, key) / SELFTEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 1}))
+    assert cache.read(key).outcome == "failed"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from support import add_fake, fake_config
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     """Return the driver of a machine with the devices of fake_device.DEVICES."""
     fake = FakeDriver()
-    monkeypatch.setattr(driver, "_driver", lambda: fake)
+    monkeypatch.setattr(driver, "libcuda", lambda: fake)
     monkeypatch.setattr(cuda, "devices", lambda library="": DEVICES)
     cuda.arch_of_device.cache_clear()
     on_cuda._plans.clear()

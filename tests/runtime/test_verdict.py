@@ -56,7 +56,7 @@ def test_good_records_are_well_formed():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"schema": 2}, "its schema is 2; this gemmill takes 1"),
+        ({"schema": 1}, "its schema is 1; this gemmill takes 2"),
         ({"key": "abc"}, "no sha256"),
         ({"library_sha256": "f" * 63}, "no sha256"),
         ({"outcome": "splendid"}, "known are passed, failed, simulated"),
@@ -66,6 +66,7 @@ def test_good_records_are_well_formed():
         ({"device": "here"}, "device is 'here'"),
         ({"device": {"arch": "generic", "simulated": True}}, "passed on a simulated device"),
         ({"shapes": []}, "multiplied nothing or was beyond a bound"),
+        ({"entries": ["host"]}, "of the entries only ['host'] were checked"),
         ({"errors": {"random": 1.01}}, "beyond a bound"),
         ({"errors": {"random": float("nan")}}, "beyond a bound"),
         ({"errors": {"random": "small"}}, "no numbers"),
