@@ -203,10 +203,11 @@ def _show(options: argparse.Namespace) -> int:
     for line in resource_lines(manifest):
         print(f"  takes      {line}")
     print(f"  selftest   {obj.outcome}")
-    for name in ("reason", "device", "date", "seconds", "time_ms", "time_shape"):
+    for name in ("reason", "device", "entries", "date", "seconds", "time_ms", "time_shape"):
         value = (selftest or {}).get(name)
         if value is not None:
-            print(f"    {name:10} {', '.join(map(str, value.values())) if isinstance(value, dict) else value}")
+            several = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            print(f"    {name:10} {', '.join(map(str, several))}")
     for name, value in ((selftest or {}).get("errors") or {}).items():
         print(f"    {name:30} {value:.4f} of the bound")
     return 0

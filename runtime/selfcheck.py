@@ -26,7 +26,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +36,7 @@ import numpy as np
 from gemmill.cache import Cache
 from gemmill.dtypes import output_dtype
 from gemmill.errors import DeviceError, GemmillError
-from gemmill.fence import Fence
+from gemmill.faults import check_faults
 from gemmill.harness import CheckFailed, Harness, Problem
 from gemmill.layout import GROUP_K, groups, packed_strides
 from gemmill.loader import Kernel, examine
@@ -46,7 +45,6 @@ from gemmill.reference import error_bound, reference_gemm_aquant
 from gemmill.variant import INT4
 
 _TIME_SHAPE = (16, 256, 512)
-_OPERANDS = ("A", "AQ", "B", "C")
 _SIMULATED_EVERYWHERE = ("exact", "unaligned", "empty")  # the others are about numbers, not about memory
 
 
@@ -245,66 +243,7 @@ class Checker(Harness):
 
     def check_faults(self) -> None:
         """Hand each argument of each entry a bad value and expect its code and name."""
-        m, n, k = 3, 5, 130
-        s = packed_strides(self.layout, m, n, k)
-        sizes = {"M": m, "N": n, "K": k}
-        strides = {"stride_A": s.a, "stride_AQ": s.aq, "stride_B": s.b, "stride_C": s.c, "QK_A": groups(k)}
-        bad: list[tuple[str, Any]] = [(name, None) for name in _OPERANDS]
-        bad += [(name, -1) for name in (*sizes, *strides)]
-        bad += [(name, value + 1) for name, value in strides.items()]
-        bad += [("k_batch", 0), ("k_batch", 2)]
-        good = {**self._pages(self.host), **sizes, **strides, "k_batch": 1}
-        self._expect_faults("host entry", good, bad, lambda values: self.library.run_host(*values, None))
-        self._expect_blank(self.host)
-        with self.on_device():
-            ldaq = m * (self.tile[2] // GROUP_K) if self.kernel.preshuffle else s.aq
-            leading = {"lda": s.a, "ldaq": ldaq, "ldb": s.b, "ldc": s.c}
-            workspace, size = self.workspace(m, n, k)
-            bad = [(name, None) for name in _OPERANDS] + [(name, -1) for name in sizes]
-            bad += [(name, value - 1) for name, value in leading.items()]
-            if self.backend == "cpu":
-                bad += [("stream", 1)]
-            good = {**self._pages(self.device), **sizes, **leading, "stream": None}
-            if self.backend == "cuda":  # whose driver knows whose memory an address means
-                bad += [(name, self.host[name].address()) for name in _OPERANDS]
-                bad += [(name, good[name] + 1) for name, step in self.steps.items() if step > 1]
-            self._expect_faults(
-                "device entry",
-                good,
-                bad,
-                lambda values: self.library.run(*values[:-1], workspace, size, values[-1]),
-            )
-            if self.memory:
-                self.memory.synchronize()
-            self._expect_blank(self.device)
-
-    def _pages(self, fences: dict[str, Fence]) -> dict[str, Any]:
-        for name in _OPERANDS:
-            fences[name].place(np.zeros(4096, np.uint8))
-        return {name: fences[name].address() for name in _OPERANDS}
-
-    def _expect_blank(self, fences: dict[str, Fence]) -> None:
-        for held, intact in (fences[name].read() for name in _OPERANDS):
-            if held.any() or not intact:
-                raise CheckFailed("faults: a call that was refused wrote to an operand")
-
-    def _expect_faults(
-        self,
-        entry: str,
-        good: dict[str, Any],
-        bad: list[tuple[str, Any]],
-        call: Callable[[list[Any]], int],
-    ) -> None:
-        self.step(f"faults, {entry}")
-        for name, value in bad:
-            # What the backend can't do at all may be called unsupported.
-            codes = (-1, -2) if name in ("k_batch", "stream") else (-1,)
-            code = call(list({**good, name: value}.values()))
-            label = f"faults, {entry}: {name} = {value}"
-            if code not in codes:
-                raise CheckFailed(f"{label} returned {code}, not {' or '.join(map(str, codes))}")
-            if not re.search(rf"\b{name}\b", self.library.last_error):
-                raise CheckFailed(f"{label} left a text that does not name it: {self.library.last_error!r}")
+        check_faults(self, self.step)
 
     def measure(self) -> float:
         """Return the kernel's own mean time for `time_shape`, in milliseconds."""

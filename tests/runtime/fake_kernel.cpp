@@ -222,6 +222,9 @@ int gemmill_gemm_aquant(const void* a, const void* aq, const void* b, void* c, i
     if (!workspace || workspace_bytes < 1000 || reinterpret_cast<uintptr_t>(workspace) % 256)
         return fail(-1, "workspace", workspace_bytes);
     std::memset(workspace, 1, 1000);
+#ifdef FAULT_WRITES_BEFORE_WORKSPACE
+    static_cast<char*>(workspace)[-1] = 0;
+#endif
 #else
     (void)workspace, (void)workspace_bytes;
 #endif

@@ -17,7 +17,7 @@ import pytest
 from gemmill import cuda, device, selftest
 from gemmill.cache import LIBRARY, MANIFEST, SELFTEST, Cache
 from gemmill.errors import CorruptObject, Refused
-from gemmill.fence import Arena
+from gemmill.fence import Arena, DeviceArena
 from gemmill.harness import CheckFailed
 from gemmill.loader import load
 from gemmill.selfcheck import Checker, check_object
@@ -365,11 +365,17 @@ def test_the_checker_finds_swapped_rows_of_scales(cache, monkeypatch):
         checker.check_all()
 
 
+def test_a_kernel_that_writes_beside_its_workspace_fails(cache):
+    key = add_fake(cache.root, fake_config(), "WANTS_WORKSPACE", "FAULT_WRITES_BEFORE_WORKSPACE", outcome=None)
+    assert check_object(str(cache.root), key)["reason"] == "exact 1x1x1, device entry: wrote outside workspace"
+
+
 def test_a_kernel_with_limits_is_tested_within_them(cache, monkeypatch):
     """A library of another provider may take some sizes only; it must then never see the others."""
     add_fake(cache.root)
     checker = Checker(load(fake_config().name, cache))
     checker.limits = {"n": 8, "k": 256, "not_k": 512}
+    assert list(checker.entries()) == ["host", "device"], "it may want its operands packed"
     assert checker.fit(3, 5, 0) == (3, 8, 0) and checker.fit(3, 8, 512) == (3, 8, 768)
     seen = set()
     run_host = checker.library.run_host
@@ -449,6 +455,50 @@ def test_an_arena_sees_writes_beside_the_operand(offset):
     arena = Arena()
     arena.place(np.zeros(10, np.uint8), shift=5)
     arena._pages[arena._start + offset] = 1
+    assert not arena.read()[1]
+
+
+class HostMemory:
+    """What stands in for a device's memory: numpy arrays by address."""
+
+    def __init__(self):
+        self.blocks = {}
+
+    def allocate(self, size):
+        block = np.zeros(size + 256, np.uint8)
+        address = -(-block.ctypes.data // 256) * 256
+        self.blocks[address] = block[address - block.ctypes.data :]
+        return address
+
+    def free(self, address):
+        del self.blocks[address]
+
+    def upload(self, address, data):
+        self.blocks[address][: data.size] = data
+
+    def download(self, address, size):
+        return self.blocks[address][:size].copy()
+
+
+def test_an_arena_on_a_device_keeps_one_allocation_and_grows():
+    memory = HostMemory()
+    arena = DeviceArena(memory)
+    for size, shift in ((100, 0), (0, 0), (100_000, 4), (7, 1)):
+        content = np.arange(size).astype(np.uint8)
+        arena.place(content, shift)
+        held, intact = arena.read()
+        assert intact and np.array_equal(held, content)
+        assert arena.address() % 256 == shift
+        assert len(memory.blocks) == 1
+
+
+@pytest.mark.parametrize("offset", [-16384, -1, 10, 16393])
+def test_an_arena_on_a_device_sees_writes_beside_the_operand(offset):
+    memory = HostMemory()
+    arena = DeviceArena(memory)
+    arena.place(np.zeros(10, np.uint8))
+    ((base, block),) = memory.blocks.items()
+    block[arena.address() - base + offset] = 0
     assert not arena.read()[1]
 
 
