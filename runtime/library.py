@@ -40,6 +40,16 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
+def size_arguments(m: int, n: int, k: int, lda: int, ldaq: int, ldb: int, ldc: int) -> tuple[Any, ...]:
+    """Return the sizes as `Library.launch` takes them after the pointers."""
+    return tuple(c_int64.from_param(x) for x in (m, n, k, lda, ldaq, ldb, ldc))
+
+
+def last_arguments(workspace: int | None, workspace_bytes: int, stream: int | None) -> tuple[Any, ...]:
+    """Return workspace, its bytes and stream as `Library.launch` takes them after the sizes; None is a null pointer."""
+    return c_void_p.from_param(workspace), c_int64.from_param(workspace_bytes), c_void_p.from_param(stream)
+
+
 class Library:
     """A kernel library, opened and asked who it is.
 
@@ -54,6 +64,9 @@ class Library:
     ----------
     run : callable
         ``gemmill_gemm_aquant`` as ctypes has it; hand its result to `check`.
+    launch : callable
+        The same in half the time: four addresses, then what `size_arguments` and `last_arguments` made, and nothing
+        else, because ctypes neither checks nor converts it again.
     run_host : callable
         ``dispatcher_run_aquant_gemm`` likewise.
 
@@ -84,6 +97,8 @@ class Library:
                 f"{path} should be {arch}/{name}; it says that it is {said[0]}/{said[1]}, kernel name {said[2]!r}"
             )
         self.run = self._dll.gemmill_gemm_aquant
+        self.launch = self._dll["gemmill_gemm_aquant"]  # by index: a function object of its own
+        self.launch.restype, self.launch.argtypes = c_int, [c_void_p] * 4
         self.run_host = self._dll.dispatcher_run_aquant_gemm
 
     def __repr__(self) -> str:

@@ -1,14 +1,14 @@
 """gemm_aquant on torch tensors: on their CUDA device and torch's current stream, or on the CPU.
 
-The way of a repeated call is short, because a decode step goes it hundreds of times: attributes of the tensors are the
-key of a plan, and the plan holds what the C call takes. What the key leaves out, the C call finds when it asks the
-driver about the pointers: a tensor on another device, or in host memory.
+The way of a repeated call is short, because a decode step goes it hundreds of times. A plan holds what the C call
+takes. It is looked up by B's address first, since weights stay where they are, and taken if torch says that all tensors
+are like those of the plan (gemmill.guards); otherwise it is looked up by the tensors' attributes. They leave out where
+A, AQ and C lie: the C call finds a tensor on another device, or in host memory, when it asks the driver.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import c_int64
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from gemmill import api
 from gemmill.arrays import HOST, View, view_of
 from gemmill.dtypes import named_dtype
 from gemmill.errors import ArgumentError
+from gemmill.guards import guard_of
+from gemmill.library import last_arguments
 from gemmill.operands import Fp8Matrix, Int4Matrix, PreshuffledScale, groups_a_tile, told
 from gemmill.plan import Plan, PlanCache, check_apart, make_plan, operand_view
 
@@ -26,8 +28,8 @@ _raw_stream: Callable[[int], int] = getattr(
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _empty_like = torch.empty_like
 
-_PLAIN = (torch.Tensor, torch.Tensor, torch.Tensor)
 _WRAPPERS = frozenset((Int4Matrix, Fp8Matrix, PreshuffledScale))
+_MOST_STREAMS = 64  # remembered of a plan
 
 
 class TorchPlan:
@@ -40,63 +42,79 @@ class TorchPlan:
         The device.
     like : torch.Tensor
         One element, expanded to C's shape: the quickest way to say what to allocate.
-    run : callable or None
+    launch : callable or None
         The C call; None where there is nothing to multiply.
-    sizes : tuple or None
-        What it takes between the pointers and the stream; None where AQ must be prepared or a workspace made first.
+    plain : bool
+        Whether it takes AQ as it is, and no workspace.
+    by_stream : dict
+        What the call takes after the pointers, for streams that it was made on.
     prepare : callable or None
         What brings AQ into the kernel's order.
+    alike : callable or None
+        Tells whether A, B, AQ, and C where it was given, are like those of the plan; None if torch can't.
     a_span, aq_span, b_span, c_span : int
         Bytes that the operands stretch over; C's where it was given.
     """
 
-    __slots__ = ("a_span", "aq_span", "b_span", "c_span", "index", "like", "plan", "prepare", "run", "sizes")
+    __slots__ = (
+        "a_span", "alike", "aq_span", "b_span", "by_stream", "c_span", "index", "launch", "like", "plain", "plan",
+        "prepare",
+    )  # fmt: skip
 
     def __init__(self, plan: Plan, a: View, aq: View, b: View, out: View | None) -> None:
         self.plan = plan
         self.index = int(b.device.partition(":")[2])
         self.like = torch.empty(1, dtype=getattr(torch, plan.out_dtype.name), device=b.device).expand(plan.shape)
-        self.run: Any = plan.kernel.library.run if plan.kernel else None
+        self.launch: Any = plan.kernel.library.launch if plan.kernel else None
         self.prepare = _preparation(plan)
-        self.sizes = None if self.prepare or plan.workspace else (*plan.sizes, None, c_int64(0))
+        self.plain = not self.prepare and not plan.workspace
+        self.alike: Callable[..., bool] | None = None
         self.a_span, self.aq_span, self.b_span = a.span, aq.span, b.span
         self.c_span = out.span if out else 0
+        self.by_stream: dict[int, tuple[Any, ...]] = {}
+
+    def remember(self, stream: int) -> tuple[Any, ...]:
+        """Make the arguments for a stream."""
+        if len(self.by_stream) >= _MOST_STREAMS:
+            self.by_stream.clear()
+        made = self.by_stream[stream] = (*self.plan.sizes, *last_arguments(None, 0, stream))
+        return made
 
 
-_plans: PlanCache[TorchPlan] = PlanCache()
+_plans: PlanCache[TorchPlan] = PlanCache()  # by attributes
+_placed: PlanCache[TorchPlan] = PlanCache()  # by B's address, for tensors that are alike
 
 
 def gemm_aquant_on_torch(
     a_q: Any, b: Any, a_scale: Any, out: Any, out_dtype: Any, kernel: Any, arch: Any, stream: Any, allow_untested: bool
 ) -> Any:
     """Multiply torch tensors; arguments and errors are those of `gemmill.gemm_aquant`."""
-    plan = key = None
-    kinds = (type(a_q), type(b), type(a_scale))
-    if kinds == _PLAIN:
-        a, w, aq, said = a_q, b, a_scale, None
-    else:
-        a, w, aq = (x.data if type(x) in _WRAPPERS else x for x in (a_q, b, a_scale))
-        said = (told(a_q), told(b), told(a_scale), type(a), type(w), type(aq))
+    if stream is not None:
+        raise ArgumentError(f"stream is {stream!r}: torch tensors go on torch's current stream; leave it out")
+    a, w, aq, said = a_q, b, a_scale, None
+    if type(a) in _WRAPPERS or type(w) in _WRAPPERS or type(aq) in _WRAPPERS:
+        a, w, aq = (x.data if type(x) in _WRAPPERS else x for x in (a, w, aq))
+        said = (told(a_q), told(b), told(a_scale))
+    plan = place = None
     try:
-        key = (
-            a.dtype, a.shape, a.stride(), w.dtype, w.shape, w.stride(), aq.dtype, aq.shape, aq.stride(),
-            w.get_device(), None if out is None else (type(out), out.dtype, out.shape, out.stride()),
-            out_dtype, kernel, arch, stream, allow_untested, kinds, said,
-        )  # fmt: skip
-        plan = _plans.get(key)
+        b_at = w.data_ptr()
+        place = (b_at, out is None, said, out_dtype, kernel, arch, allow_untested)
+        plan = _placed.get(place)
+        if plan and not (plan.alike(a, w, aq) if out is None else plan.alike(a, w, aq, out)):  # type: ignore[misc]
+            plan = None
     except (AttributeError, RuntimeError, TypeError):
-        key = None  # no tensor, a sparse one, or something unhashable, which the checks below refuse by name
+        place = None  # B has no address, or something is unhashable, which the checks below refuse by name
     if plan is None:
-        if stream is not None:
-            raise ArgumentError(f"stream is {stream!r}: torch tensors go on torch's current stream; leave it out")
-        if view_of("B", w).device == HOST:
-            return _on_cpu(a_q, b, a_scale, out, out_dtype, kernel, arch, allow_untested)
-        with torch.cuda.device(w.get_device()):  # a kernel makes itself ready for the device that is current
-            plan = _make(a_q, b, a_scale, out, out_dtype, kernel, arch, allow_untested)
-        _plans.add(key, plan)
-    if plan.run is None:
+        options = (out_dtype, kernel, arch, allow_untested)
+        plan = _find_plan(a_q, b, a_scale, out, options, (a, w, aq), said)
+        if plan is None:
+            return _on_cpu(a_q, b, a_scale, out, *options)
+        b_at = w.data_ptr()
+        if plan.alike:
+            _placed.add(place, plan)
+    if plan.launch is None:
         return (_empty_like(plan.like) if out is None else out).zero_()
-    a_at, aq_at, b_at = a.data_ptr(), aq.data_ptr(), w.data_ptr()
+    a_at, aq_at = a.data_ptr(), aq.data_ptr()
     if out is None:
         c = _empty_like(plan.like)
         c_at = c.data_ptr()
@@ -115,12 +133,40 @@ def gemm_aquant_on_torch(
     if _current_device() != index:
         with torch.cuda.device(index):
             return _launch(plan, a_at, aq_at, b_at, c_at, aq, c)
-    if plan.sizes is None:
+    if not plan.plain:
         return _launch(plan, a_at, aq_at, b_at, c_at, aq, c)
-    code = plan.run(a_at, aq_at, b_at, c_at, *plan.sizes, _raw_stream(index))
+    stream = _raw_stream(index)
+    code = plan.launch(*(a_at, aq_at, b_at, c_at) + (plan.by_stream.get(stream) or plan.remember(stream)))
     if code:
         plan.plan.kernel.library.check(code)  # type: ignore[union-attr]
     return c
+
+
+def _find_plan(
+    a_q: Any, b: Any, a_scale: Any, out: Any, options: tuple[Any, ...], tensors: tuple[Any, Any, Any], said: Any
+) -> TorchPlan | None:
+    """Return the plan by the operands' attributes, made where there is none; None if they lie in host memory."""
+    a, w, aq = tensors
+    plan = key = None
+    try:
+        key = (
+            type(a), a.dtype, a.shape, a.stride(), type(w), w.dtype, w.shape, w.stride(), w.get_device(),
+            type(aq), aq.dtype, aq.shape, aq.stride(),
+            None if out is None else (type(out), out.dtype, out.shape, out.stride()), said, options,
+        )  # fmt: skip
+        plan = _plans.get(key)
+    except (AttributeError, RuntimeError, TypeError):
+        key = None  # no tensor, a sparse one, or something unhashable, which the checks below refuse by name
+    if plan is None:
+        if view_of("B", w).device == HOST:
+            return None
+        with torch.cuda.device(w.get_device()):  # a kernel makes itself ready for the device that is current
+            plan = _make(a_q, b, a_scale, out, *options)
+        _plans.add(key, plan)
+    seen = tensors if out is None else (*tensors, out)
+    if plan.alike is None or not plan.alike(*seen):  # made in torch's inference mode, say, and called out of it
+        plan.alike = guard_of(*seen) or plan.alike
+    return plan
 
 
 def _launch(plan: TorchPlan, a_at: int, aq_at: int, b_at: int, c_at: int, aq: Any, c: Any) -> Any:
@@ -132,7 +178,8 @@ def _launch(plan: TorchPlan, a_at: int, aq_at: int, b_at: int, c_at: int, aq: An
     size = plan.plan.workspace
     workspace = torch.empty(size, dtype=torch.uint8, device=c.device) if size else None
     at = None if workspace is None else workspace.data_ptr()
-    code = plan.run(a_at, aq_at, b_at, c_at, *plan.plan.sizes, at, size, _raw_stream(plan.index))
+    last = last_arguments(at, size, _raw_stream(plan.index))
+    code = plan.launch(a_at, aq_at, b_at, c_at, *plan.plan.sizes, *last)
     if code:
         plan.plan.kernel.library.check(code)  # type: ignore[union-attr]
     return c

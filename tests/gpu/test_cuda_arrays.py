@@ -163,6 +163,40 @@ def test_strided_views() -> None:
     case.check(gemmill.gemm_aquant(case.a, case.b, case.aq.t().contiguous().t()), "column-major scales")
 
 
+def test_tensors_that_are_others_at_the_same_address() -> None:
+    """A repeated call looks at B's address first: all else must be told apart, and what is wrong still be refused."""
+    case = Case("fp8", "rcr", (64, 256, 512))
+    memory = torch.empty(256 * 512, dtype=torch.uint8, device="cuda")
+    views = (memory.view(256, 512).t(), memory.view(512, 256))
+    for _ in range(3):
+        for view in views:
+            view.copy_(case.b.view(torch.uint8))
+            b = view.view(case.b.dtype)
+            case.check(gemmill.gemm_aquant(case.a, b, case.aq), "C allocated")
+            whole = torch.full((64, 300), 7, dtype=torch.float16, device="cuda")
+            for out in (whole[:, 8:264], torch.empty((64, 256), dtype=torch.float16, device="cuda")):
+                assert gemmill.gemm_aquant(case.a, b, case.aq, out) is out
+                case.check(out, "out given")
+            assert bool((whole[:, :8] == 7).all() and (whole[:, 264:] == 7).all())
+            few = gemmill.gemm_aquant(case.a[:9], b, case.aq[:9])
+            assert torch.equal(few.double(), case.expected[:9])
+            with torch.inference_mode():
+                case.check(gemmill.gemm_aquant(case.a.clone(), b, case.aq), "in inference mode")
+            e5m2 = case.a.view(torch.float8_e5m2)
+            for text, call in (
+                ("A float8_e5m2, B float8_e4m3fn", lambda b=b, a=e5m2: gemmill.gemm_aquant(a, b, case.aq)),
+                ("host pointer", lambda b=b: gemmill.gemm_aquant(case.a.cpu(), b, case.aq)),
+                ("host pointer", lambda b=b: gemmill.gemm_aquant(case.a, b, case.aq.cpu())),
+                ("one scale", lambda b=b: gemmill.gemm_aquant(case.a, b, case.aq[:, :1])),
+                ("out overlaps B", lambda b=b: gemmill.gemm_aquant(case.a, b, case.aq, _as_out(memory))),
+            ):
+                raises(ArgumentError, text, call)
+
+
+def _as_out(memory: Any) -> Any:
+    return memory.view(torch.float16)[: 64 * 256].view(64, 256)
+
+
 def test_the_current_stream() -> None:
     """A producer that comes late on a stream of its own is waited for, since the product is on that stream too."""
     case = Case("fp8", "rcr", (64, 256, 512))

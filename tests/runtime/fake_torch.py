@@ -32,6 +32,7 @@ class Tensor:
         self.dtype = dtype or DTYPES[x.dtype.name]
         self.layout = "torch.strided"
         self.device = SimpleNamespace(type="cuda", index=index)
+        self.keys = "CUDA"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,12 +67,30 @@ class Tensor:
         return self
 
 
+class TensorGuards:
+    """torch._C._dynamo.guards.TensorGuards, as gemmill.guards uses it."""
+
+    def __init__(self, *tensors: Tensor, dynamic_dims_sizes: list[Any], dynamic_dims_strides: list[Any]) -> None:
+        self.known = [self.seen(x) for x in tensors]
+        assert dynamic_dims_sizes == [list(x.shape) for x in tensors]
+        assert dynamic_dims_strides == [list(x.stride()) for x in tensors]
+
+    @staticmethod
+    def seen(x: Any) -> Any:
+        return isinstance(x, Tensor) and (type(x), x.dtype, x.index, x.keys, x.shape, x.stride())
+
+    def check(self, *tensors: Any) -> bool:
+        if len(tensors) != len(self.known):
+            raise TypeError("wrong length")
+        return [self.seen(x) for x in tensors] == self.known
+
+
 NAMES = ("float16", "bfloat16", "float32", "float64", "uint8", "float8_e4m3fn", "float8_e5m2")
 DTYPES = {name: DType(name) for name in NAMES}
 
 
-def fake_torch() -> Any:
-    """Return the module; `state` holds the current device and stream, and what was asked."""
+def fake_torch(guards: bool = True) -> Any:
+    """Return the module, with TensorGuards or without; `state` holds current device, streams, and what was asked."""
     torch = ModuleType("torch")
     state = SimpleNamespace(device=0, streams={0: 0, 2: 0}, entered=[], allocated=[])
 
@@ -105,4 +124,6 @@ def fake_torch() -> Any:
     torch._C = SimpleNamespace(  # type: ignore[attr-defined]
         _cuda_getCurrentRawStream=lambda index: state.streams[index], _cuda_getDevice=lambda: state.device
     )
+    if guards:
+        torch._C._dynamo = SimpleNamespace(guards=SimpleNamespace(TensorGuards=TensorGuards))  # type: ignore[attr-defined]
     return torch

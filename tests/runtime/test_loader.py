@@ -15,6 +15,7 @@ from gemmill import arch as arch_table
 from gemmill import cuda, device, loader
 from gemmill.cache import MANIFEST, SELFTEST, Cache
 from gemmill.errors import ArgumentError, CorruptObjectWarning, DeviceError, KernelNotFound, Refused
+from gemmill.library import last_arguments, size_arguments
 from gemmill.loader import Kernel, examine, load
 from generators import DAMAGES, object_directory
 from support import add_fake, add_index, add_object, config_json, fake_config, fake_library
@@ -308,6 +309,31 @@ def test_codes_become_exceptions(cache):
     library.check(0)
     assert library.kernel_count == 1
     assert library.kernel_name == NAME
+
+
+def test_launch_says_what_run_says(cache):
+    """It takes converted arguments as they are, so all 64 bits must be there."""
+    add_fake(cache.root)
+    library = load(NAME, cache.root).library
+    far = 1 << 40
+    refused = {
+        "M": (-far, 1, 1, 1, 1, 1, 1),
+        "N": (1, -far, 1, 1, 1, 1, 1),
+        "K": (1, 1, -far, 1, 1, 1, 1),
+        "lda": (1, 1, far, far - 1, far, far, 1),
+        "ldaq": (1, 1, far, far, far // 128 - 1, far, 1),
+        "ldb": (1, 1, far, far, far // 128, far - 1, 1),
+        "ldc": (1, far, 1, 1, 1, 1, far - 1),
+    }
+    for place, (name, sizes) in enumerate(refused.items()):
+        said = []
+        for code in (
+            library.run(1, 1, 1, 1, *sizes, None, 0, None),
+            library.launch(1, 1, 1, 1, *size_arguments(*sizes), *last_arguments(None, 0, None)),
+        ):
+            assert code == -1
+            said.append(library.last_error)
+        assert said == [f"{name} = {sizes[place]}: expected another value"] * 2
 
 
 def test_a_failing_code_without_text_names_the_library(cache):

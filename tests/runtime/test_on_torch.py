@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import gemmill
+import ml_dtypes
 import numpy as np
 import pytest
 from fake_device import DEVICES, stream_of
@@ -23,19 +24,23 @@ from support import add_fake, fake_config
 TILE = (4, 8, 128)
 
 
-@pytest.fixture
-def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+MODULES = ("on_torch", "guards", "torch")  # those that import torch
+
+
+@pytest.fixture(params=["guards", "attributes"])
+def torch(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Any]:
     """Return the fake torch, imported, on a machine with the devices of fake_device.DEVICES."""
-    fake = fake_torch()
-    for name in ("gemmill.on_torch", "gemmill.torch"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.delattr(gemmill, "on_torch", raising=False)
+    fake = fake_torch(request.param == "guards")
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, f"gemmill.{name}", raising=False)
+        monkeypatch.delattr(gemmill, name, raising=False)
     monkeypatch.setitem(sys.modules, "torch", fake)
     monkeypatch.setattr(api, "_paths", {})
     monkeypatch.setattr(cuda, "devices", lambda library="": DEVICES)
     cuda.arch_of_device.cache_clear()
     yield fake
-    sys.modules.pop("gemmill.on_torch", None)
+    for name in MODULES:
+        sys.modules.pop(f"gemmill.{name}", None)
     cuda.arch_of_device.cache_clear()
 
 
@@ -209,6 +214,74 @@ def test_overlap_is_refused_and_rows_between_rows_are_none(found_cache: Cache, t
         gemmill.gemm_aquant(a, *operands(p)[1:], Tensor(block[:, 254:262].view(np.float16)))
 
 
+def test_tensors_at_one_address_have_plans_by_what_they_are(found_cache: Cache, torch: Any) -> None:
+    """Weights may be viewed anew, and memory given to another tensor."""
+    add(found_cache, layout="rcr")
+    add(found_cache, layout="rrr")
+    p = problem("fp8", 5, 6, 300)
+    memory = np.zeros(6 * 300, np.uint8)
+    other = {"a": p.a.view(ml_dtypes.float8_e5m2), "kept apart": np.repeat(p.aq, 2, axis=1)[:, ::2]}
+    for _ in range(2):
+        for order in "CF":
+            b = memory.reshape((300, 6), order=order).view(p.b.dtype)
+            b[...] = p.b
+            for rows in (5, 2):
+                a, aq = p.a[:rows], p.aq[:rows]
+                whole = np.zeros((rows, 8), np.float16)
+                for out in (None, np.zeros((rows, 6), np.float16), whole[:, 1:7]):
+                    c = gemmill.gemm_aquant(Tensor(a), Tensor(b), Tensor(aq), None if out is None else Tensor(out))
+                    assert np.array_equal(c.x, gemmill.gemm_aquant(*operands(p)).x[:rows])
+                assert not whole[:, [0, 7]].any()
+            with pytest.raises(ArgumentError, match="A float8_e5m2, B float8_e4m3fn"):
+                gemmill.gemm_aquant(Tensor(other["a"]), Tensor(b), Tensor(p.aq))
+            with pytest.raises(ArgumentError, match="AQ is a numpy"):
+                gemmill.gemm_aquant(Tensor(p.a), Tensor(b), p.aq)
+            check(gemmill.gemm_aquant(Tensor(p.a), Tensor(b), Tensor(other["kept apart"])).x, p)
+            told = Fp8Matrix(Tensor(b.view(np.uint8)), "float8_e5m2")
+            with pytest.raises(ArgumentError, match="no variant takes A float8_e4m3fn, B float8_e5m2"):
+                gemmill.gemm_aquant(Tensor(p.a), told, Tensor(p.aq))
+            with pytest.raises(ArgumentError, match="output dtype"):
+                gemmill.gemm_aquant(Tensor(p.a), Tensor(b), Tensor(p.aq), out_dtype="float64")
+
+
+def test_guards_follow_what_attributes_do_not_tell(found_cache: Cache, torch: Any, monkeypatch: Any) -> None:
+    """A plan that was made in torch's inference mode serves calls out of it, again without a look at attributes."""
+    add(found_cache)
+    on_torch = import_module("gemmill.on_torch")
+    p = problem("fp8", 5, 6, 300)
+    a, b, aq = operands(p)
+    b.keys = "Inference, CUDA"
+    gemmill.gemm_aquant(a, b, aq)
+    monkeypatch.setattr(on_torch, "make_plan", lambda *_: pytest.fail("planned again"))
+    b.keys = "CUDA"
+    check(gemmill.gemm_aquant(a, b, aq).x, p)
+    if hasattr(torch._C, "_dynamo"):
+        monkeypatch.setattr(on_torch, "_find_plan", lambda *_: pytest.fail("looked up by attributes"))
+    check(gemmill.gemm_aquant(a, b, aq).x, p)
+
+
+def test_a_torch_whose_guards_are_others_is_served(found_cache: Cache, torch: Any, monkeypatch: Any) -> None:
+    add(found_cache)
+    guards = import_module("gemmill.guards")
+    monkeypatch.setattr(guards, "_TensorGuards", lambda *tensors: pytest.fail("unlike torch's own"))
+    p = problem("fp8", 5, 6, 300)
+    for _ in range(2):
+        check(gemmill.gemm_aquant(*operands(p)).x, p)
+
+
+def test_streams_of_a_plan_are_bounded(found_cache: Cache, torch: Any) -> None:
+    add(found_cache)
+    on_torch = import_module("gemmill.on_torch")
+    p = problem("fp8", 3, 4, 130)
+    kernel = gemmill.load(fake_config(arch="sm_90a", tile=TILE).name, arch="sm_90a")
+    for stream in range(1 << 40, (1 << 40) + 3 * on_torch._MOST_STREAMS):
+        torch.state.streams[0] = stream
+        gemmill.gemm_aquant(*operands(p), kernel=kernel)
+        assert stream_of(kernel) == stream
+    (plan,) = on_torch._plans.values()
+    assert len(plan.by_stream) <= on_torch._MOST_STREAMS
+
+
 def test_plans_are_bounded(found_cache: Cache, torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     add(found_cache)
     on_torch = import_module("gemmill.on_torch")
@@ -216,4 +289,4 @@ def test_plans_are_bounded(found_cache: Cache, torch: Any, monkeypatch: pytest.M
     for m in range(1, 9):
         p = problem("fp8", m, 4, 130)
         check(gemmill.gemm_aquant(*operands(p)).x, p)
-        assert len(on_torch._plans) <= 3
+        assert len(on_torch._plans) <= 3 and len(on_torch._placed) <= 3

@@ -138,6 +138,39 @@ def test_options_are_refused(found_cache):
         gemmill.gemm_aquant(*good, out_dtype=torch.float64)
 
 
+def test_guards_see_every_difference():
+    """They are torch's own and not public: this is what gemmill.on_torch builds on."""
+    guard_of = import_module("gemmill.guards").guard_of
+    a = torch.zeros((5, 300)).to(torch.float8_e4m3fn)
+    b = torch.zeros((6, 300)).to(torch.float8_e4m3fn).t()
+    aq, out = torch.zeros((5, 3)), torch.zeros((5, 6), dtype=torch.float16)
+    alike = guard_of(a, b, aq, out)
+    assert alike and alike(a, b, aq, out) and alike(a.clone(), b.clone(), aq + 1, out + 1)
+    unlike = {
+        "shape": a[:4],
+        "rows": torch.zeros((5, 304)).to(a.dtype)[:, :300],
+        "columns": a.t().contiguous().t(),
+        "dtype": a.view(torch.float8_e5m2),
+        "bytes": a.view(torch.uint8),
+        "dimensions": a[None],
+        "device": a.to("meta"),
+        "layout": torch.zeros((5, 300)).to_sparse(),
+        "subclass": a.as_subclass(Subclass),
+        "parameter": torch.nn.Parameter(a, requires_grad=False),
+        "array": a.view(torch.uint8).numpy(),
+        "wrapper": Int4Matrix(torch.zeros(750, dtype=torch.uint8), (5, 300)),
+        "nothing": None,
+    }
+    for name, x in unlike.items():
+        assert not alike(x, b, aq, out), name
+        assert not guard_of(out, a)(out, x), name
+    with torch.inference_mode():
+        inside = a.clone()
+        alike(a, b, aq, out)  # either answer is right; it must not fail
+    assert not alike(inside, b, aq, out)
+    assert guard_of(inside, b, aq, out)(inside, b, aq, out)
+
+
 def test_dlpack_as_torch_exports_it():
     for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "bfloat16", "float32", "uint8"):
         x = torch.zeros((4, 6), dtype=torch.float32).to(getattr(torch, name))[1:, 2:]
