@@ -135,7 +135,7 @@ def _on_host(
     if stream is not None:
         raise ArgumentError(f"stream is {stream!r}: numpy arrays have none; leave it out")
     try:
-        plan = _plans.get(signature)  # type: ignore[arg-type]
+        plan = _plans.get(signature)
     except TypeError:  # something unhashable, which the checks below refuse by name
         plan = signature = None
     if plan is None:

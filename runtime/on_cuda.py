@@ -42,7 +42,7 @@ def gemm_aquant_on_cuda(
         c.signature, out_dtype, kernel, arch, allow_untested,
     )  # fmt: skip
     try:
-        plan = _plans.get(signature)  # type: ignore[arg-type]
+        plan = _plans.get(signature)
     except TypeError:  # something unhashable, which the checks below refuse by name
         plan = signature = None
     for label, view in views.items():

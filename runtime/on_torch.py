@@ -93,12 +93,17 @@ def gemm_aquant_on_torch(
         raise ArgumentError(f"stream is {stream!r}: torch tensors go on torch's current stream; leave it out")
     a, w, aq, said = a_q, b, a_scale, None
     if type(a) in _WRAPPERS or type(w) in _WRAPPERS or type(aq) in _WRAPPERS:
-        a, w, aq = (x.data if type(x) in _WRAPPERS else x for x in (a, w, aq))
+        a = a.data if type(a) in _WRAPPERS else a
+        w = w.data if type(w) in _WRAPPERS else w
+        aq = aq.data if type(aq) in _WRAPPERS else aq
         said = (told(a_q), told(b), told(a_scale))
-    plan = place = None
+    plan: TorchPlan | None = None
+    place: Any = None
     try:
         b_at = w.data_ptr()
-        place = (b_at, out is None, said, out_dtype, kernel, arch, allow_untested)
+        place = b_at if out is None else ~b_at  # an int is found in a third of the time
+        if not (said is out_dtype is kernel is arch is None) or allow_untested:
+            place = (place, said, out_dtype, kernel, arch, allow_untested)
         plan = _placed.get(place)
         if plan and not (plan.alike(a, w, aq) if out is None else plan.alike(a, w, aq, out)):  # type: ignore[misc]
             plan = None

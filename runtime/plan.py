@@ -5,6 +5,7 @@ A plan depends on nothing else and holds no array, so it is made once for all ca
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -83,12 +84,12 @@ class Plan:
 P = TypeVar("P")
 
 
-class PlanCache(dict[tuple[Any, ...], P]):
+class PlanCache(dict[Hashable, P]):
     """Plans by what they depend on. Dict operations are atomic, so readers take no lock."""
 
     most = 4096
 
-    def add(self, signature: tuple[Any, ...] | None, plan: P) -> None:
+    def add(self, signature: Hashable | None, plan: P) -> None:
         """Keep a plan, in place of all others where there are too many; a signature of None is not kept."""
         if signature is not None:
             if len(self) >= self.most:

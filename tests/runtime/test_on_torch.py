@@ -240,8 +240,16 @@ def test_tensors_at_one_address_have_plans_by_what_they_are(found_cache: Cache, 
             told = Fp8Matrix(Tensor(b.view(np.uint8)), "float8_e5m2")
             with pytest.raises(ArgumentError, match="no variant takes A float8_e4m3fn, B float8_e5m2"):
                 gemmill.gemm_aquant(Tensor(p.a), told, Tensor(p.aq))
-            with pytest.raises(ArgumentError, match="output dtype"):
-                gemmill.gemm_aquant(Tensor(p.a), Tensor(b), Tensor(p.aq), out_dtype="float64")
+            for options, text in (
+                ({"out_dtype": "float64"}, "output dtype"),
+                ({"out_dtype": ""}, "output dtype"),
+                ({"kernel": ""}, "neither a kernel's name nor a key"),
+                ({"kernel": []}, "kernel is a list"),
+                ({"arch": ""}, "unknown arch"),
+                ({"arch": "gfx942"}, "arch gfx942"),
+            ):
+                with pytest.raises(ArgumentError, match=text):
+                    gemmill.gemm_aquant(Tensor(p.a), Tensor(b), Tensor(p.aq), **options)
 
 
 def test_guards_follow_what_attributes_do_not_tell(found_cache: Cache, torch: Any, monkeypatch: Any) -> None:
