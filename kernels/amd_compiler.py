@@ -22,7 +22,7 @@ from kernels.toolchain import Toolchain
 Releases = Mapping[str, Mapping[str, tuple[int, ...]]]
 
 INSTALL = (
-    "`pip install ziglang` brings one (anywhere), ROCm brings one, and so does `apt install clang-N lld-N`, "
+    "`.venv/bin/pip install ziglang` brings one (anywhere), ROCm brings one, and so does `apt install clang-N lld-N`, "
     "where N is new enough"
 )
 

@@ -27,7 +27,7 @@ _MARK = Path("ck_tile/ops/gemm_quant.hpp")
 
 _INSTALL = (
     f"set {VARIABLE} to the include directory of a Composable Kernel from October 2025 or later, install it below "
-    "$ROCM_PATH (/opt/rocm), or `pip install amd-aiter` (the extra `ck`), which carries it"
+    "$ROCM_PATH (/opt/rocm), or `.venv/bin/pip install --no-deps amd-aiter` (the extra `ck`), which carries it"
 )
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)

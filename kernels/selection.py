@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
 import re
 from collections.abc import Iterable
 
@@ -46,9 +47,12 @@ class Selection:
 
     def __init__(self, options: Options, catalogue: Catalogue) -> None:
         self.options, self.catalogue = options, catalogue
-        self.configs = self._configs(options.arch or (host_archs()[0].name,))
         self.skipped: dict[str, str] = {}
         self.tasks = self._select(options.words if options.command == "build" else ())
+
+    @functools.cached_property
+    def configs(self) -> list[KernelConfig]:
+        return self._configs(self.options.arch or (host_archs()[0].name,))
 
     def find(self, words: Iterable[str]) -> list[KernelConfig]:
         """Return the kernels that names or patterns mean; all selected ones when there are none."""
@@ -102,16 +106,19 @@ class Selection:
 
     def _match(self, word: str) -> list[tuple[str, KernelConfig]]:
         """Return the (stage, kernel) pairs that a task, a name or a pattern means."""
-        found = _matches(word, self.configs)
-        if not found and not self.options.arch and "/" in word:
-            # It names another arch than this machine's.
+        may_name_arch = "/" in word and not self.options.arch
+        # This machine's arch comes first, where the catalogue has it.
+        is_here = not may_name_arch or host_archs()[0].name in self.catalogue.archs
+        configs = self.configs if is_here else self._configs(self.catalogue.archs)
+        found = _matches(word, configs)
+        if not found and may_name_arch:
             found = _matches(word, self._configs(self.catalogue.archs))
         if found:
             return found
-        archs = ", ".join(dict.fromkeys(config.arch for config in self.configs))
-        near = _near(word, [f"{stage}:{config.id}" for stage in STAGES for config in self.configs])
-        hint = "\n  ".join(["near are", *near] if near else ["tasks look like", f"selftest:{self.configs[0].id}"])
-        raise UsageError(f"nothing matches {word!r} among {len(self.configs)} kernels of {archs}; {hint}")
+        archs = ", ".join(dict.fromkeys(config.arch for config in configs))
+        near = _near(word, [f"{stage}:{config.id}" for stage in STAGES for config in configs])
+        hint = "\n  ".join(["near are", *near] if near else ["tasks look like", f"selftest:{configs[0].id}"])
+        raise UsageError(f"nothing matches {word!r} among {len(configs)} kernels of {archs}; {hint}")
 
 
 def _matches(word: str, configs: list[KernelConfig]) -> list[tuple[str, KernelConfig]]:

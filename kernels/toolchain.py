@@ -35,7 +35,7 @@ NAMES = ("g++", "clang++", "zig")
 
 _INSTALL = (
     "install one with `apt install g++` (Debian, Ubuntu), `dnf install gcc-c++` (Fedora), "
-    "`xcode-select --install` (macOS) or `pip install ziglang` (anywhere)"
+    "`xcode-select --install` (macOS) or `.venv/bin/pip install ziglang` (anywhere)"
 )
 
 _HIDDEN_INPUTS = (

@@ -135,7 +135,7 @@ def _packaged_nvcc() -> Path | None:
     root = nvcc.parent.parent
     if lacking := {package: name for name, package in _PACKAGED.items() if not (root / name).exists()}:
         names = ", ".join(lacking.values())
-        raise UnsupportedError(f"{nvcc} comes without {names}: `pip install {' '.join(lacking)}` brings it")
+        raise UnsupportedError(f"{nvcc} comes without {names}: `.venv/bin/pip install {' '.join(lacking)}` brings it")
     return nvcc
 
 

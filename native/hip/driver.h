@@ -1,4 +1,7 @@
-/* libamdhip64, opened when first needed, so that a kernel library loads on machines without it. */
+/* libamdhip64, opened when first needed, so that a kernel library loads on machines without it.
+ *
+ * A process may hold one already, under any of its names (a framework brings its own): that one is taken, because two
+ * HIP runtimes know nothing of each other's memory and streams. */
 #pragma once
 
 #include <dlfcn.h>
@@ -32,10 +35,10 @@ inline int open_driver() {
     if (driver().open) return GEMMILL_OK;
     void* library = nullptr;
     const char* const names[] = {"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"};
-    for (const char* name : names) {
-        library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-        if (library) break;
-    }
+    const int loaded_then_any[] = {RTLD_NOLOAD, 0};
+    for (int flag : loaded_then_any)
+        for (const char* name : names)
+            if (!library) library = dlopen(name, RTLD_NOW | RTLD_LOCAL | flag);
     if (!library) {
         const char* const why = dlerror();
         return (Message() << "no HIP driver, needed is libamdhip64.so of ROCm 6 or later: " << (why ? why : ""))

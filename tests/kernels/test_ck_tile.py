@@ -116,7 +116,7 @@ def test_no_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ck_headers.find_headers()
     (tmp_path / "ck_tile").mkdir()
     (tmp_path / "ck_tile/core.hpp").touch()
-    with pytest.raises(UnsupportedError, match=r"too old.*pip install amd-aiter"):
+    with pytest.raises(UnsupportedError, match=r"too old.*pip install --no-deps amd-aiter"):
         ck_headers.find_headers()
 
 

@@ -171,7 +171,7 @@ def test_nvcc_out_of_packages(packages: Path) -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_a_package_that_is_missing_is_named(packages: Path, part: str) -> None:
     (packages / part).unlink()
-    with pytest.raises(UnsupportedError, match=f"comes without {part}: `pip install {PARTS[part]}` brings it"):
+    with pytest.raises(UnsupportedError, match=f"comes without {part}: `.*pip install {PARTS[part]}` brings it"):
         cuda.find_nvcc()
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 from gemmill.arch import ARCHS, host_archs, why_not_host
+from gemmill.errors import ArgumentError
 
 from kernels.arguments import UsageError, parse
-from kernels.catalogue import load_catalogue
+from kernels.catalogue import DEFAULT, load_catalogue
 from kernels.selection import STAGES, Selection
 
 HOST = host_archs()[0].name
@@ -61,6 +62,17 @@ def test_a_pattern_may_name_another_arch_but_not_against_the_filter():
     assert len(select("codegen:gfx9*/*").tasks["codegen"]) == 3 * 42
     with pytest.raises(UsageError, match="nothing matches"):
         select(f"codegen:gfx942/{FP8_RCR_942}", "arch=generic")
+
+
+def test_a_catalogue_may_lack_the_arch_of_this_machine():
+    large = load_catalogue(DEFAULT.with_name("large_tiles.toml"))
+    found = Selection(parse(["compile:gfx90a/*_fp8_rcr_mem*"]), large).tasks["compile"]
+    assert [(config.arch, config.tile) for config in found] == [("gfx90a", (64, 128, 128))]
+    with pytest.raises(UsageError, match=r"nothing matches 'gfx90a/nothing' among .* gfx90a, gfx942, gfx950"):
+        Selection(parse(["gfx90a/nothing"]), large)
+    for words in ([], ["*_fp8_rcr_mem*"]):
+        with pytest.raises(ArgumentError, match=f"has no kernels for {HOST}: it has some for gfx90a, gfx942, gfx950"):
+            Selection(parse(words), large)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,10 @@ def library_of(config: KernelConfig) -> Path:
     return Cache(paths.cache).read(outcome.key).library
 
 
-def ask(scenario: str, config: KernelConfig, **environment: str) -> Any:
-    """Run a scenario of hip_child.py."""
+def ask(scenario: str, config: KernelConfig, driver: Path | None = None, **environment: str) -> Any:
+    """Run a scenario of hip_child.py, on a simulated device of its own where no driver is given."""
     library = library_of(config)
-    with SIMULATOR.device(Codegen(PATHS).generate(config)) as device:
+    with nullcontext(driver) if driver else SIMULATOR.device(Codegen(PATHS).generate(config)) as device:
         folder = Path(__file__).parent
         argv = [sys.executable, str(folder / "hip_child.py"), scenario, str(library)]
         argv += ["" if scenario == "alone" else str(device), config.id]
@@ -118,6 +119,19 @@ def test_without_a_driver_the_library_says_what_it_is() -> None:
     assert "no HIP driver" in said["text"] and "libamdhip64.so" in said["text"]
     assert said["name"] == PLAIN.name
     assert said["manifest"]["arch"] == "gfx942" and said["manifest"]["encoding"] == "fnuz"
+
+
+@pytest.mark.parametrize("name", ["libamdhip64.so.6", "libamdhip64.so.7"])
+def test_the_driver_that_the_process_has_is_taken(name: str, tmp_path: Path) -> None:
+    """Not the one on the loader's path, whose name is tried before: it would not know the process's pointers."""
+    source = Codegen(PATHS).generate(PLAIN)
+    loaded, other = tmp_path / name, tmp_path / "path" / "libamdhip64.so"
+    other.parent.mkdir()
+    for library in (loaded, other):
+        SIMULATOR.build(source, library)
+    said = ask("good", PLAIN, loaded, LD_LIBRARY_PATH=str(other.parent))
+    assert said["live"] == 1, "its module is in the driver that was loaded"
+    assert said["calls"]["hipMalloc"] == 4
 
 
 # ---- Faults in the host code, found by the selftest ------------------------------------------------------
