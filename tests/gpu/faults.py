@@ -113,7 +113,8 @@ class _Unshuffled:
 
 def _same_memory(bench: Workbench, before: int, what: str) -> None:
     bench.gpu.synchronize()
-    if (now := bench.gpu.free_bytes()) != before:
+    # The driver may give back more than it took: its own blocks go when the last of ours in them does.
+    if (now := bench.gpu.free_bytes()) < before:
         raise Wrong(f"{what}: {before - now} bytes of device memory were not given back")
 
 
