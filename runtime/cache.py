@@ -36,7 +36,6 @@ verify is an error to the caller, which may treat it as a miss; only the build s
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -68,6 +67,8 @@ def canonical_json(value: Any) -> str:
 
 def sha256_text(text: str) -> str:
     """Return the sha256 of a text's UTF-8 bytes, in hex."""
+    import hashlib  # 3 ms that who only imports the package need not pay
+
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -286,6 +287,8 @@ def describe_file(path: Path) -> dict[str, Any] | None:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
+    import hashlib
+
     return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -33,8 +34,8 @@ print(json.dumps(events))
 """
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], check=True, capture_output=True, text=True)
+def python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], check=True, capture_output=True, text=True, env=env)
 
 
 def test_import_loads_no_numpy():
@@ -56,16 +57,26 @@ def test_the_audit_would_see_what_it_looks_for(tmp_path):
     assert "subprocess.Popen" in events
 
 
-def test_the_api_costs_less_than_30_ms_beyond_numpy():
+def test_the_api_costs_less_than_30_ms_beyond_numpy(tmp_path):
     code = (
-        "import time, numpy, ml_dtypes\n"
-        "start = time.process_time()\n"
+        "import time\n"
+        "before = time.thread_time()\n"
+        "import numpy\n"
+        "numpy_took = time.thread_time() - before\n"
+        "import ml_dtypes\n"
+        "start = time.thread_time()\n"
         "import gemmill\n"
         "gemmill.gemm_aquant\n"
-        "print(time.process_time() - start)"
+        "print(time.thread_time() - start, numpy_took)"
     )
-    # CPU time, and the least of a few: other processes only add.
-    assert min(float(python("-c", code).stdout) for _ in range(5)) < 0.030
+    # With bytecode, as an installed package has it; the first run makes it.
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    # This thread's CPU time (numpy's own threads start meanwhile), and the least of a few: other processes only add.
+    runs = [[float(word) for word in python("-c", code, env=environment).stdout.split()] for _ in range(6)]
+    took, numpy_took = (min(times) for times in zip(*runs, strict=True))
+    # numpy takes 50 ms where the goal holds by the clock; a machine that is slower throughout is slower at both.
+    assert took < 0.030 or took < 0.6 * numpy_took, (took, numpy_took)
 
 
 def test_every_public_name_resolves():
