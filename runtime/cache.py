@@ -67,9 +67,14 @@ def canonical_json(value: Any) -> str:
 
 def sha256_text(text: str) -> str:
     """Return the sha256 of a text's UTF-8 bytes, in hex."""
+    return sha256_bytes(text.encode())
+
+
+def sha256_bytes(data: bytes) -> str:
+    """Return the sha256 of bytes, in hex."""
     import hashlib  # 3 ms that who only imports the package need not pay
 
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(data).hexdigest()
 
 
 def is_key(text: str) -> bool:
@@ -287,9 +292,7 @@ def describe_file(path: Path) -> dict[str, Any] | None:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
-    import hashlib
-
-    return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return {"size": len(content), "sha256": sha256_bytes(content)}
 
 
 def _names(folder: Path) -> list[str]:

@@ -38,6 +38,7 @@ from gemmill.cache import (
     IndexEntry,
     canonical_json,
     object_path,
+    sha256_bytes,
 )
 from gemmill.errors import ArgumentError, CorruptObject
 from gemmill.files import make_directory, sync_directory
@@ -118,7 +119,7 @@ def _write(file: IO[bytes], compressed: bool, chosen: Sequence[tuple[Cache, Inde
             info = tarfile.TarInfo(name)
             info.size, info.mode = len(data), mode
             archive.addfile(info, io.BytesIO(data))
-            members[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            members[name] = {"size": len(data), "sha256": sha256_bytes(data)}
 
         for cache, entry in sorted(chosen, key=lambda pair: _index_name(pair[1])):
             before = sum(member["size"] for member in members.values())
@@ -139,7 +140,7 @@ def _files(cache: Cache, entry: IndexEntry) -> Iterator[tuple[str, bytes, int]]:
     if (obj.arch, obj.name, obj.provider) != (entry.arch, entry.name, entry.provider):
         raise CorruptObject(f"{obj.path} is {obj.arch}/{obj.name}; the index calls it {entry.arch}/{entry.name}")
     library = obj.library.read_bytes()
-    if hashlib.sha256(library).hexdigest() != obj.manifest["files"][LIBRARY]["sha256"]:
+    if sha256_bytes(library) != obj.manifest["files"][LIBRARY]["sha256"]:
         raise CorruptObject(f"{obj.library} changed while it was packed")
     folder = object_path(Path(), entry.key).as_posix()
     yield f"{folder}/{LIBRARY}", library, 0o755
