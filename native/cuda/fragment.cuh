@@ -48,7 +48,7 @@ __device__ __forceinline__ void load_fragment(uint32_t (&a)[4], uint32_t x, int 
         for (int i = 0; i < 2; ++i) {
             const int row = slab + fragment_row<false, true>(warp, lane, i);
             const uint32_t line = row * 64 + step * 16 + q * 2;
-            const uint32_t w = load_shared_2(x + swizzled<64>(line)) | load_shared_2(x + swizzled<64>(line + 8)) << 16;
+            const uint32_t w = load_shared_2(x + swizzled<64>(line)) | uint32_t(load_shared_2(x + swizzled<64>(line + 8))) << 16;
             uint32_t low, high;
             int4_to_e4m3(w, low, high); // odd k first in each byte
             a[i] = permute(low, low, 0x2301);

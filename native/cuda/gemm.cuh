@@ -8,8 +8,7 @@
 //              bits than float32 when it accumulates 8-bit products over a long k
 // A full barrier counts those who fill a stage, an empty barrier the consumer warps that have read it.
 //
-// Where tiles are few, the blocks of a cluster share a tile's k. The others send their parts to the first block, which
-// adds them in the order of k, so that the result does not depend on timing.
+// Where tiles are few, the two blocks of a cluster share a tile's k and add their sums through shared memory.
 #pragma once
 #include <cuda_fp8.h>
 #include <type_traits>
@@ -269,26 +268,36 @@ struct Gemm {
         }
     }
 
+    // A warpgroup's rows of X, and Y, in the ring's first stage.
+    struct Operands {
+        Descriptor x, y;
+    };
+    __device__ __forceinline__ Operands operands(int group) const {
+        return {describe(x_stage(0) + group * T::slabs * 64 * kGroup), describe(y_stage(0))};
+    }
+
     // Begin a product; X from fragments or from shared memory.
-    __device__ __forceinline__ void multiply(Block& d, const Fragments& a, int stage, int row0, int chunk) const {
+    __device__ __forceinline__ void multiply(Block& d, const Operands& o, const Fragments& a, int stage, int slab, int chunk) const {
         constexpr Elem xe = T::x_i4 ? Elem::e4m3 : T::x_elem, ye = T::y_i4 ? Elem::e4m3 : T::y_elem;
         using Mma = Wgmma<T::chunk, xe, ye>;
-        const uint64_t y = describe(y_stage(stage) + chunk * T::chunk * kGroup);
+        const Descriptor x = o.x + stage * T::x_bytes + slab * 64 * kGroup, y = o.y + stage * T::y_bytes + chunk * T::chunk * kGroup;
         pin(d);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
             if constexpr (T::x_regs) {
-                Mma::run(d, a[step], y + step * kDescribeStep, step > 0);
+                Mma::run(d, a[step], y + step * 32, step > 0);
             } else {
-                Mma::run(d, describe(x_stage(stage) + row0 * kGroup) + step * kDescribeStep, y + step * kDescribeStep, step > 0);
+                Mma::run(d, x + step * 32, y + step * 32, step > 0);
             }
         }
         wgmma_commit();
     }
 
     // One product at a time: what a product leaves idle, the other warpgroup's fills.
-    __device__ __forceinline__ void sum_tile(Sum& sum, Stage& s, int group, int warp, int lane, const int (&row)[2]) const {
+    __device__ __forceinline__ void sum_tile(Sum& sum, Stage& s, const Operands& o, int group, int warp, int lane,
+                                             const int (&row)[2]) const {
+#pragma unroll 4 // the next stage begins while this one is promoted
         for (int kb = first_k; kb < last_k; ++kb) {
             barrier_wait(full(s.index), s.phase);
 #pragma unroll
@@ -299,7 +308,7 @@ struct Gemm {
 #pragma unroll
                 for (int chunk = 0; chunk < T::chunks; ++chunk) {
                     Block d;
-                    multiply(d, a, s.index, row0, chunk);
+                    multiply(d, o, a, s.index, slab, chunk);
                     Scales scales;
                     load(scales, s.index, row0, chunk, row, lane % 4);
                     wgmma_wait<0>();
@@ -313,7 +322,7 @@ struct Gemm {
     }
 
     // Two products in turn: one is promoted while the tensor cores work on the next.
-    __device__ __forceinline__ void sum_tile_in_turn(Block& sum, Stage& s, int group, int warp, int lane,
+    __device__ __forceinline__ void sum_tile_in_turn(Block& sum, Stage& s, const Operands& o, int group, int lane,
                                                      const int (&row)[2]) const {
         struct Product {
             Block d;
@@ -326,7 +335,7 @@ struct Gemm {
             barrier_wait(full(s.index), s.phase);
             p.stage = s.index;
             const Fragments none = {};
-            multiply(p.d, none, s.index, row0, 0);
+            multiply(p.d, o, none, s.index, 0, 0);
             load(p.scales, s.index, row0, 0, row, lane % 4);
             s.next();
         };
@@ -360,54 +369,54 @@ struct Gemm {
 
     __device__ __forceinline__ void consume(int group, int warp, int lane) const {
         const int row[2] = {fragment_row<T::x_mn, T::x_i4>(warp, lane, 0), fragment_row<T::x_mn, T::x_i4>(warp, lane, 1)};
+        const Operands o = operands(group);
         Stage s;
         each_tile([&](Tile tile) {
             Sum sum = {};
             if constexpr (C::products == 2) {
-                sum_tile_in_turn(sum[0][0], s, group, warp, lane, row);
+                sum_tile_in_turn(sum[0][0], s, o, group, lane, row);
             } else {
-                sum_tile(sum, s, group, warp, lane, row);
+                sum_tile(sum, s, o, group, warp, lane, row);
             }
             finish(tile, sum, group, warp, opaque(lane));
         });
-        if (warp == 0 && lane == 0) store_wait<0>();
+        if (warp == 0 && lane == 0) store_wait<0, true>(); // before its shared memory goes
     }
 
     // A tile's sum over this block's k is complete.
     __device__ __forceinline__ void finish(Tile tile, Sum& sum, int group, int warp, int lane) const {
         if (C::parts > 1 && parts > 1) {
-            const int thread = group * 128 + warp * 32 + lane;
-            if (part > 0) return send_part(sum, thread);
-            add_parts(sum, thread);
+            const int thread = warp * 32 + lane;
+            if (part != adder(group)) return send_part(sum, adder(group), thread);
+            add_part(sum, thread);
         }
         write(tile, sum, group, warp, lane);
     }
 
-    // ---- split k: the blocks of a cluster send their parts to the first, which adds them in the order of k ----
+    // ---- split k: the two blocks of a cluster add their sums, each those of one warpgroup where there are two. Of two
+    // parts the order does not matter. ----
 
-    static constexpr int kConsumers = 128 * T::consumers; // threads
-    // Four sums of a thread of part `from`; thread t's meet thread t's.
-    __device__ __forceinline__ uint32_t part_at(int from, int four, int thread) const {
-        return smem + T::at_parts + (from - 1) * T::part_bytes + (four * kConsumers + thread) * 16;
+    static __device__ __forceinline__ int adder(int group) { return T::consumers == 2 ? group : 0; }
+    // Four sums of a thread; thread t's meet thread t's.
+    __device__ __forceinline__ uint32_t part_at(int four, int thread) const {
+        return smem + T::at_parts + (four * 128 + thread) * 16;
     }
-    __device__ __forceinline__ uint32_t parts_ready() const { return smem + T::at_barriers + 3 * T::stages * 8; }
+    __device__ __forceinline__ uint32_t part_ready() const { return smem + T::at_barriers + 3 * T::stages * 8; }
 
-    __device__ __forceinline__ void send_part(const Sum& sum, int thread) const {
-        cluster_wait(); // the first block's barrier is ready
+    __device__ __forceinline__ void send_part(const Sum& sum, int to, int thread) const {
+        cluster_wait(); // the other block's barrier is ready
         const float* v = &sum[0][0][0];
 #pragma unroll
         for (int i = 0; i < T::part_fours; ++i)
-            store_remote(part_at(part, i, thread), parts_ready(), 0, make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]));
+            store_remote(part_at(i, thread), part_ready(), to, make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]));
     }
-    __device__ __forceinline__ void add_parts(Sum& sum, int thread) const {
-        barrier_wait_cluster(parts_ready(), 0);
+    __device__ __forceinline__ void add_part(Sum& sum, int thread) const {
+        barrier_wait_cluster(part_ready(), 0);
         float* v = &sum[0][0][0];
-        for (int from = 1; from < parts; ++from) {
 #pragma unroll
-            for (int i = 0; i < T::part_fours; ++i) {
-                const float4 f = load_shared_float4(part_at(from, i, thread));
-                v[4 * i] += f.x, v[4 * i + 1] += f.y, v[4 * i + 2] += f.z, v[4 * i + 3] += f.w;
-            }
+        for (int i = 0; i < T::part_fours; ++i) {
+            const float4 f = load_shared_float4(part_at(i, thread));
+            v[4 * i] += f.x, v[4 * i + 1] += f.y, v[4 * i + 2] += f.z, v[4 * i + 3] += f.w;
         }
     }
 
@@ -415,10 +424,8 @@ struct Gemm {
     __device__ __forceinline__ void write(Tile tile, const Sum& sum, int group, int warp,
                                           int lane) const {
         constexpr int height = C::swap ? T::chunk : 64, width = C::swap ? 64 : T::chunk;
-        using V = typename Out<C::out>::type;
         using S = Staging<height, width, T::out_bytes>;
         const S staging{smem + T::at_staging + group * T::staging_bytes};
-        const int x[2] = {fragment_row<T::x_mn, T::x_i4>(warp, lane, 0), fragment_row<T::x_mn, T::x_i4>(warp, lane, 1)};
         const bool first = warp == 0 && lane == 0;
 #pragma unroll
         for (int slab = 0; slab < T::slabs; ++slab) {
@@ -426,7 +433,7 @@ struct Gemm {
             for (int chunk = 0; chunk < T::chunks; ++chunk) {
                 if (first) store_wait<0, true>();
                 named_barrier(1 + group, 128); // the last block has left the staging area
-                stage_block<C, T, C::out>(staging, sum[slab][chunk], 0, 0, x, lane % 4);
+                stage_block<C, T>(staging, sum[slab][chunk], warp, lane);
                 if (p.store_c) fence_async_proxy();
                 named_barrier(1 + group, 128);
                 const int gx = tile.x * T::tile_x + (group * T::slabs + slab) * 64, gy = tile.y * T::tile_y + chunk * T::chunk;
@@ -444,9 +451,7 @@ struct Gemm {
                 for (int i = warp * 32 + lane; i < height * width; i += 128) {
                     const int row = i / width, column = i % width;
                     if (m0 + row >= p.m || n0 + column >= p.n) continue;
-                    V v;
-                    load_shared(staging.at(row, column), v);
-                    static_cast<V*>(p.c)[(m0 + row) * p.ldc + n0 + column] = v;
+                    static_cast<uint16_t*>(p.c)[(m0 + row) * p.ldc + n0 + column] = load_shared_2(staging.at(row, column));
                 }
             }
         }
@@ -459,7 +464,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map_x, const TensorMap& ma
     using G = Gemm<C>;
     using T = Traits<C>;
     extern __shared__ __align__(1024) uint8_t dynamic_smem[];
-    const uint32_t smem = smem_address(dynamic_smem);
+    const uint32_t smem = uniform(smem_address(dynamic_smem));
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int parts = C::parts > 1 ? cluster_size() : 1, part = C::parts > 1 ? cluster_rank() : 0;
     const G g{p, &map_x, &map_y, &map_c, smem, part, parts, int(int64_t(p.k_blocks) * part / parts),
@@ -472,9 +477,9 @@ __device__ __forceinline__ void gemm(const TensorMap& map_x, const TensorMap& ma
             barrier_init(g.empty(s), 4 * T::consumers);
             if (T::y_raw) barrier_init(g.raw_full(s), 1);
         }
-        if (parts > 1 && part == 0) {
-            barrier_init(g.parts_ready(), 1);
-            barrier_arrive_expect(g.parts_ready(), (parts - 1) * T::part_bytes);
+        if (parts > 1 && (T::consumers == 2 || part == 0)) {
+            barrier_init(g.part_ready(), 1);
+            barrier_arrive_expect(g.part_ready(), T::part_bytes);
         }
         barrier_init_fence();
         if (T::x_fill == Fill::tma) tma_prefetch(&map_x);

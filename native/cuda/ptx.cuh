@@ -155,41 +155,32 @@ __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&d)[4], uint32_t a
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(address) : "memory");
 }
+__device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t (&d)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(address), "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3]) : "memory");
+}
+__device__ __forceinline__ void store_matrices_transposed(uint32_t address, const uint32_t (&d)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(address), "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3]) : "memory");
+}
 __device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t v) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
-__device__ __forceinline__ void store_shared(uint32_t address, uint16_t v) {
-    asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
-}
 __device__ __forceinline__ void store_shared(uint32_t address, float v) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
-}
-__device__ __forceinline__ void store_shared(uint32_t address, float2 v) {
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
-}
-__device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
-    uint4 v;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
-    return v;
 }
 __device__ __forceinline__ uint32_t load_shared_4(uint32_t address) {
     uint32_t v;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
     return v;
 }
-__device__ __forceinline__ uint32_t load_shared_2(uint32_t address) {
+__device__ __forceinline__ uint16_t load_shared_2(uint32_t address) {
     uint16_t v;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
     return v;
-}
-__device__ __forceinline__ void load_shared(uint32_t address, uint16_t& v) {
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
-}
-__device__ __forceinline__ void load_shared(uint32_t address, float& v) {
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
 }
 __device__ __forceinline__ float load_shared_float(uint32_t address) {
     float v;
@@ -206,6 +197,9 @@ __device__ __forceinline__ float2 load_shared_float2(uint32_t address) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
     return v;
 }
+
+// A value that is the same in all lanes, as the compiler then knows: it is kept in a uniform register, not computed again.
+__device__ __forceinline__ uint32_t uniform(uint32_t v) { return __shfl_sync(~0u, v, 0); }
 
 // Hide where a value comes from, so that what depends on it is computed here and not kept in registers from
 // before the main loop.

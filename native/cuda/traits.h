@@ -107,11 +107,11 @@ struct Traits {
     static constexpr int barrier_bytes = 512;
 
     static constexpr int budget = C::blocks_per_sm == 1 ? kSmemMax : kSmemSm / C::blocks_per_sm - 1024;
-    // Parts of a tile whose k is split, float32, go to the block that adds them.
-    static constexpr int part_bytes = C::tile_m * C::tile_n * 4;
+    // Where k is split, what a warpgroup receives from its twin in the other block: float32.
+    static_assert(C::parts == 1 || C::parts == 2, "two blocks may share a tile's k");
     static constexpr int part_fours = slabs * chunks * chunk / 8; // of a thread
-    static constexpr int parts_bytes = (C::parts - 1) * part_bytes;
-    static constexpr int fixed_bytes = consumers * staging_bytes + parts_bytes + barrier_bytes;
+    static constexpr int part_bytes = C::parts == 2 ? 128 * part_fours * 16 : 0;
+    static constexpr int fixed_bytes = consumers * staging_bytes + part_bytes + barrier_bytes;
     static constexpr int stage_bytes = x_bytes + y_bytes + raw_bytes + scale_bytes;
     static constexpr int fit = (budget - fixed_bytes) / stage_bytes;
     static constexpr int stages = fit > 16 ? 16 : fit;
@@ -124,7 +124,7 @@ struct Traits {
     static constexpr int at_staging = at_raw + stages * raw_bytes;
     static constexpr int at_scale = at_staging + consumers * staging_bytes;
     static constexpr int at_parts = at_scale + stages * scale_bytes;
-    static constexpr int at_barriers = at_parts + parts_bytes;
+    static constexpr int at_barriers = at_parts + part_bytes;
     static constexpr int smem_bytes = at_barriers + barrier_bytes;
     static_assert(x_bytes % 1024 == 0 && y_bytes % 1024 == 0 && at_staging % 1024 == 0 && staging_bytes % 1024 == 0,
                   "swizzled tiles start on 1024-byte boundaries");

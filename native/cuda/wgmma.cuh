@@ -1,6 +1,6 @@
 // wgmma for 8-bit floats: D[64, N] (+)= X[64, 32] * Y[N, 32]^T with float32 accumulators.
 #pragma once
-#include "traits.h"
+#include "ptx.cuh"
 
 namespace gemmill {
 
@@ -16,20 +16,21 @@ __device__ __forceinline__ void pin(float (&d)[n]) {
     for (int i = 0; i < n; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Keep a register operand where it is until here.
-__device__ __forceinline__ void pin(uint32_t (&a)[4][4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+// Descriptor of a K-major tile with 128-byte rows and 128-byte swizzle: 8 rows are 1024 bytes apart. The address is
+// the one part that differs.
+struct Descriptor {
+    uint32_t low;
+    __device__ __forceinline__ Descriptor operator+(uint32_t bytes) const { return {low + (bytes >> 4)}; }
+    __device__ __forceinline__ operator uint64_t() const {
+        constexpr uint64_t swizzle_128 = 1ull << 62;
+        constexpr uint64_t stride_8_rows = uint64_t(1024 >> 4) << 32;
+        return swizzle_128 | stride_8_rows | low;
+    }
+};
+__device__ __forceinline__ Descriptor describe(uint32_t address) {
+    constexpr uint32_t leading = 1u << 16; // ignored for this layout
+    return {uniform(leading | (address >> 4))};
 }
-
-// Descriptor of a K-major tile with 128-byte rows and 128-byte swizzle: 8 rows are 1024 bytes apart.
-__device__ __forceinline__ uint64_t describe(uint32_t address) {
-    constexpr uint64_t swizzle_128 = 1ull << 62;
-    constexpr uint64_t stride_8_rows = uint64_t(1024 >> 4) << 32;
-    constexpr uint64_t leading = 1ull << 16; // ignored for this layout
-    return swizzle_128 | stride_8_rows | leading | ((address & 0x3ffff) >> 4);
-}
-constexpr uint64_t kDescribeStep = 32 >> 4; // 32 bytes of k further
 
 template <int n, Elem x, Elem y>
 struct Wgmma;
