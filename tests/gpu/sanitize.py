@@ -4,17 +4,20 @@
         --tool memcheck,racecheck     which of its tools
         --lineinfo                    compile again with source lines, which hazards then have (needs nvcc and jinja2)
         --report hazard               racecheck's other form of report, with threads and addresses
+        --program PATH                another compute-sanitizer than the one on PATH
 
-Each kernel multiplies small problems through both entries, with k split and not, and must still be right. What the
-tools report is summed up by kernel and by the two places that a hazard is about.
+Each kernel, in a process of its own, multiplies small problems through both entries, with k split and not, and must
+still be right. What the tools report is summed up by kernel and by the two places that a hazard is about.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,16 +25,22 @@ from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from run import find_modules
 
+if TYPE_CHECKING:
+    from operands import Case
+
+_RING = 16  # stages, at most (native/cuda/traits.h)
 _MARK = "@@ kernel "
 _MOST = 20  # lines of a list
 _HAZARD = re.compile(r"Race reported between (.+)")
 _AND = re.compile(r"=========\s+and (\w+) access at (.+?)(?: \[(\d+) hazards?\])?$")
-_PROBLEM = re.compile(r"=========\s+(Invalid|Program hit|Error:|Warning:|Uninitialized|Potential|Barrier error)(.*)")
-_SUMMARY = re.compile(r"(ERROR|RACECHECK) SUMMARY: (.+)")
+_PROBLEM = re.compile(
+    r"=========\s+(Invalid|Program hit|Target|Error:|Warning:|Uninitialized|Potential|Barrier error)(.*)"
+)
+_SUMMARY = re.compile(r"(ERROR|RACECHECK) SUMMARY: ")
 
 
 @dataclass
@@ -51,32 +60,40 @@ def classes(entry: Any) -> Any:
     return config["family"], tuple(config["tile"]), config["layout"], "i4" in config["variant"]
 
 
+def cases(tile: list[int]) -> list[Case]:
+    """Return small problems in which every block goes around its ring of stages."""
+    from operands import Case
+
+    tm, tn, _ = tile
+    k = (_RING + 1) * 128 + 44
+    return [
+        Case(tm + 1, tn + 3, 300, "aligned"),  # four tiles, C an element a store
+        Case(tm, tn, k, "aligned"),  # C by the copy engine; k split in two where the kernel can
+        Case(min(tm, 16), tn, 2 * k, "aligned"),  # both parts of a split k go around
+        Case(17, tn + 1, k, "odd", 1),  # the other entry
+    ]
+
+
 # ---- The child: multiplies under the tool ----
 
 
-def child(plan: Path) -> int:
-    """Multiply with each kernel of a plan; print which one is next, and what came out wrong."""
+def child(job: Path) -> int:
+    """Multiply with one kernel; print which case is next, and what came out wrong."""
     from driver import Gpu
     from gemmill.cache import Cache
     from gemmill.library import Library
-    from operands import Case
     from workbench import Workbench, Wrong
 
-    bench = Workbench(Gpu(), Cache(plan), [])
-    for one in json.loads(plan.read_text()):
-        library = Library(Path(one["library"]), one["arch"], one["name"])
-        kernel = Opened(one["name"], one["arch"], one["config"], "_preshufflequant" in one["name"], library)
-        tm, tn, _ = one["config"]["tile"]
-        for case in (
-            Case(tm + 1, tn + 3, 300, "aligned"),
-            Case(min(tm, 16), tn, 1100, "aligned"),  # few tiles: k is split
-            Case(17, tn + 1, 260, "odd", 1),
-        ):
-            print(f"{_MARK}{one['name']} {case}", flush=True)
-            try:
-                bench.check(kernel, bench.operands(kernel, case), str(case))  # type: ignore[arg-type]
-            except Wrong as error:
-                print(f"========= Error: wrong result: {error}", flush=True)
+    one = json.loads(job.read_text())
+    bench = Workbench(Gpu(), Cache(job), [])
+    library = Library(Path(one["library"]), one["arch"], one["name"])
+    kernel = Opened(one["name"], one["arch"], one["config"], "_preshufflequant" in one["name"], library)
+    for case in cases(one["config"]["tile"]):
+        print(f"{_MARK}{one['name']} {case}", flush=True)
+        try:
+            bench.check(kernel, bench.operands(kernel, case), str(case))  # type: ignore[arg-type]
+        except Wrong as error:
+            print(f"========= Error: wrong result: {error}", flush=True)
     return 0
 
 
@@ -110,20 +127,29 @@ def with_lines(entries: list[Any], folder: Path) -> dict[str, Path]:
         return dict(zip(names, pool.map(build, names), strict=True))
 
 
-def run_tool(tool: str, plan: Path, report: str, seconds: float) -> str:
-    """Return what a tool prints about a plan's kernels."""
-    command = ["compute-sanitizer", "--tool", tool, "--print-limit", "400"]
+def run_tool(command: list[str], seconds: float) -> str:
+    """Return what a command prints; after that time, end it and all that it started."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        late = ""
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            late = f"\n========= Error: not finished after {seconds:.0f} s\n"
+        output.seek(0)
+        return output.read() + late
+
+
+def tool_command(program: str, tool: str, report: str, number: int, job: Path) -> list[str]:
+    """Return the command that runs a tool on a job; those that run at once differ in number."""
+    command = [program, "--tool", tool, "--print-limit", "400", "--port", str(49152 + 16 * number)]
     if tool in ("racecheck", "synccheck"):
         command += ["--num-cuda-barriers", "64"]  # the compiler's own count misses those made in PTX
     if tool == "racecheck":
-        command += ["--racecheck-report", report]
-    command += [sys.executable, __file__, "--child", str(plan)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired as error:
-        printed = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
-        return f"{printed}\n========= Error: not finished after {seconds:.0f} s\n"
-    return f"{done.stdout}\n{done.stderr if done.returncode else ''}"
+        command += ["--racecheck-report", report, "--racecheck-num-workers", "1"]
+    return [*command, sys.executable, __file__, "--child", str(job)]
 
 
 def place(text: str) -> str:
@@ -133,7 +159,7 @@ def place(text: str) -> str:
 
 
 def findings(printed: str) -> dict[str, Counter[str]]:
-    """Return what was reported, by kernel and text, from the output of one run."""
+    """Return what was reported, by kernel and text, from a tool's output; that it broke off is a finding, too."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     kernel, first = "?", ""
     for line in printed.splitlines():
@@ -147,6 +173,8 @@ def findings(printed: str) -> dict[str, Counter[str]]:
             found[kernel][f"{kind} {place(at)} / {second[1]} {place(second[2])}"] += int(second[3] or 1)
         elif problem := _PROBLEM.match(line):
             found[kernel][(problem[1] + problem[2]).strip()] += 1
+    if not found[kernel] and not _SUMMARY.search(printed):
+        found[kernel]["the tool came to no end"] += 1
     return found
 
 
@@ -158,16 +186,17 @@ def main() -> int:
     parser.add_argument("--tool", default="memcheck,racecheck")
     parser.add_argument("--report", default="analysis", choices=("analysis", "hazard", "all"))
     parser.add_argument("--lineinfo", action="store_true")
-    parser.add_argument("--jobs", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=240, help="for one tool")
+    parser.add_argument("--program", default="compute-sanitizer", help="compute-sanitizer, by name or path")
+    parser.add_argument("--jobs", type=int, default=8, help="kernels at once")
+    parser.add_argument("--seconds", type=float, default=60, help="for one kernel under one tool")
     parser.add_argument("--keep", type=Path, help="a folder for the tools' whole output")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     find_modules()
     if options.child:
         return child(options.child)
-    if not shutil.which("compute-sanitizer"):
-        print("nothing was run: compute-sanitizer is not on PATH")
+    if not shutil.which(options.program):
+        print(f"nothing was run: there is no program {options.program}")
         return 2
 
     from gemmill.cache import Cache, object_path
@@ -182,22 +211,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         libraries = with_lines(entries, folder) if options.lineinfo else {}
-        plans = []
-        for i in range(min(options.jobs, len(entries))):
-            plans.append(folder / f"plan{i}")
-            part = [
-                {
-                    "name": e.name,
-                    "arch": e.arch,
-                    "config": e.config,
-                    "library": str(libraries.get(e.name, object_path(cache.root, e.key) / "kernel.so")),
-                }
-                for e in entries[i :: options.jobs]
-            ]
-            plans[-1].write_text(json.dumps(part))
+        jobs = []
+        for i, e in enumerate(entries):
+            library = libraries.get(e.name, object_path(cache.root, e.key) / "kernel.so")
+            jobs.append(folder / f"job{i}")
+            jobs[-1].write_text(
+                json.dumps({"name": e.name, "arch": e.arch, "config": e.config, "library": str(library)})
+            )
+        print(run_tool([options.program, "--version"], options.seconds).strip().splitlines()[-1])
         for tool in options.tool.split(","):
-            with ThreadPoolExecutor(len(plans)) as pool:
-                outputs = list(pool.map(lambda p: run_tool(tool, p, options.report, options.seconds), plans))  # noqa: B023
+            commands = [tool_command(options.program, tool, options.report, i, job) for i, job in enumerate(jobs)]
+            with ThreadPoolExecutor(options.jobs) as pool:
+                outputs = list(pool.map(lambda command: run_tool(command, options.seconds), commands))
             if options.keep:
                 options.keep.mkdir(parents=True, exist_ok=True)
                 (options.keep / f"{tool}.txt").write_text("\n".join(outputs))
@@ -211,9 +236,6 @@ def report(tool: str, outputs: list[str], count: int) -> int:
     dirty = {kernel: texts for kernel, texts in found.items() if texts}
     seen = len(found.keys() - {"?"})
     print(f"{tool}: {seen} of {count} kernels run, {seen - len(dirty.keys() - {'?'})} clean")
-    for printed in outputs:
-        if summary := _SUMMARY.search(printed):
-            print(f"  {summary[0]}")
     kernels_of: dict[str, list[str]] = defaultdict(list)
     for kernel, texts in dirty.items():
         for text in texts:

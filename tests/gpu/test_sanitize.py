@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from sanitize import findings, place
+import re
+from pathlib import Path
+
+from sanitize import cases, findings, place, run_tool
+
+NATIVE = Path(__file__).parents[2] / "native"
 
 PRINTED = """\
 ========= COMPUTE-SANITIZER
@@ -35,3 +40,22 @@ def test_hazards_are_told_by_kernel_and_places() -> None:
 def test_a_place_is_a_line_where_there_is_one() -> None:
     assert place("gemmill_fast+0x1a0 in /a b/fill.cuh:98") == "fill.cuh:98"
     assert place("gemmill_fast+0x1a0") == "gemmill_fast+0x1a0"
+
+
+def test_a_run_that_broke_off_is_not_clean() -> None:
+    cut = PRINTED[: PRINTED.index("@@ kernel third")]
+    assert findings(cut)["second"] == {"the tool came to no end": 1}
+
+
+def test_a_tool_that_hangs_is_ended_with_what_it_started() -> None:
+    printed = run_tool(["sh", "-c", "echo @@ kernel one; sleep 600 & echo $!; wait"], 1)
+    assert findings(printed)["one"] == {"Error: not finished after 1 s": 1}
+    stat = Path("/proc", printed.split()[3], "stat")
+    assert not stat.exists() or stat.read_text().split()[2] == "Z"
+
+
+def test_every_block_goes_around_its_ring() -> None:
+    most = re.search(r"stages = fit > (\d+) \? \1 : fit", (NATIVE / "cuda" / "traits.h").read_text())
+    assert most is not None
+    _, whole, split, scalar = (case.k / 128 for case in cases([64, 64, 128]))
+    assert min(whole, split / 2, scalar) > int(most[1])

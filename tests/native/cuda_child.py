@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sanitize
 from checks import CHECKS
 from driver import Gpu
 from fake_cuda import Driver, SimulatedKernel
@@ -187,11 +188,21 @@ def threads(s: Child) -> Any:
 
 def launches(s: Child) -> Any:
     """Say how each shape is launched: entry, blocks, whether in clusters."""
+    return launched(s, [Case(16, 1024, 4096), Case(16, 1024, 4096, "odd"), Case(16, 64, 4096), Case(5, 70, 0)])
+
+
+def sanitized(s: Child) -> Any:
+    """Say how the shapes that compute-sanitizer sees are launched."""
+    return list(launched(s, sanitize.cases(s.kernel.config["tile"])).values())
+
+
+def launched(s: Child, cases: list[Case]) -> dict[str, Any]:
+    """Return entry, blocks, and whether in clusters, by case."""
     gpu, said = Gpu(), {}
     bench = Workbench(gpu, Cache("none"), [s.kernel])
     entries: list[str] = []
     s.driver.compute(lambda entry, params: entries.append(entry))
-    for case in (Case(16, 1024, 4096), Case(16, 1024, 4096, "odd"), Case(16, 64, 4096), Case(5, 70, 0)):
+    for case in cases:
         o = bench.operands(s.kernel, case)
         bench.launch(s.kernel, o)
         said[str(case)] = [entries[-1], int(s.driver.c.fake_grid()), bool(s.driver.c.fake_cluster())]
@@ -332,7 +343,7 @@ class _HostArray:
 SCENARIOS: dict[str, Callable[[Child], Any]] = {
     one.__name__: one
     for one in (
-        *(good, failures, out_of_memory, strided, devices, threads, launches, device_tests, arrays),
+        *(good, failures, out_of_memory, strided, devices, threads, launches, sanitized, device_tests, arrays),
         *(selftest, selftest_without_memory, memory),
     )
 }

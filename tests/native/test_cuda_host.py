@@ -157,6 +157,12 @@ def test_launches(ask: Any) -> None:
     assert said["5x70x0 packed"] == ["gemmill_scalar", 2, False], "nothing to load, zeros to write"
 
 
+def test_compute_sanitizer_sees_both_entries_and_a_split_k(ask: Any) -> None:
+    # Four tiles; one tile, and two blocks for it, twice; two tiles an element a load.
+    fast, scalar = "gemmill_fast", "gemmill_scalar"
+    assert ask("sanitized", PLAIN) == [[fast, 4, False], [fast, 2, True], [fast, 2, True], [scalar, 4, False]]
+
+
 # ---- The device tests, without a device ----
 
 
