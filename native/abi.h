@@ -14,7 +14,7 @@
 
 #include <stdint.h>
 
-#define GEMMILL_ABI_VERSION 1
+#define GEMMILL_ABI_VERSION 2
 
 #define GEMMILL_OK 0
 #define GEMMILL_BAD_ARGUMENT (-1)
@@ -73,6 +73,23 @@ GEMMILL_EXPORT int gemmill_gemm_aquant(const void* A, const void* AQ, const void
                                        int64_t M, int64_t N, int64_t K,
                                        int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc,
                                        void* workspace, int64_t workspace_bytes, void* stream);
+
+/* The arguments of gemmill_gemm_aquant, and the device that A, AQ, B and C are memory of (0 for the cpu backend). */
+typedef struct GemmillCall {
+    const void *A, *AQ, *B;
+    void* C;
+    int64_t M, N, K, lda, ldaq, ldb, ldc;
+    void* workspace;
+    int64_t workspace_bytes;
+    void* stream;
+    int64_t device;
+} GemmillCall;
+
+/* gemmill_gemm_aquant for a caller who knows where the pointers lie, as torch does of its tensors: the driver is not asked,
+ * and a pointer to other memory is an error of the device. Where the current context is not the device's, its primary one is
+ * made current for the call (cuda), or the call refused (hip). One argument, since foreign function interfaces take a time
+ * for each. */
+GEMMILL_EXPORT int gemmill_launch(const GemmillCall* call);
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,6 @@ from typing import Any
 from gemmill.arrays import HOST, LEGACY_STREAM, View, stream_handle, view_of
 from gemmill.driver import clear, let_wait, on_device
 from gemmill.errors import ArgumentError, UnsupportedError
-from gemmill.library import last_arguments
 from gemmill.operands import Int4Matrix, PreshuffledScale, told
 from gemmill.plan import Plan, PlanCache, check_apart, make_plan, operand_view
 
@@ -90,5 +89,4 @@ def _launch(plan: Plan, views: list[View], stream: int | None) -> None:
         clear(c, stream)
         return
     library = plan.kernel.library
-    last = last_arguments(None, 0, stream)
-    library.check(library.launch(a.pointer, aq.pointer, b.pointer, c.pointer, *plan.sizes, *last))
+    library.check(library.run(a.pointer, aq.pointer, b.pointer, c.pointer, *plan.sizes, None, 0, stream))

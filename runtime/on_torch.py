@@ -2,8 +2,8 @@
 
 The way of a repeated call is short, because a decode step goes it hundreds of times. A plan holds what the C call
 takes. It is looked up by B's address first, since weights stay where they are, and taken if torch says that all tensors
-are like those of the plan (gemmill.guards); otherwise it is looked up by the tensors' attributes. They leave out where
-A, AQ and C lie: the C call finds a tensor on another device, or in host memory, when it asks the driver.
+are like those of the plan (gemmill.guards); otherwise it is looked up by the tensors' attributes. Both tell on which
+device each tensor lies. So the C call need not ask the driver; it makes that device the current one where it is not.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from gemmill.arrays import HOST, View, view_of
 from gemmill.dtypes import named_dtype
 from gemmill.errors import ArgumentError
 from gemmill.guards import guard_of
-from gemmill.library import last_arguments
+from gemmill.library import call_pointers, call_rest
 from gemmill.operands import Fp8Matrix, Int4Matrix, PreshuffledScale, groups_a_tile, told
 from gemmill.plan import Plan, PlanCache, check_apart, make_plan, operand_view
 
-# What torch.cuda.current_stream and torch.cuda.current_device ask, without the objects that they make.
+# What torch.cuda.current_stream asks, without the object that it makes.
 _raw_stream: Callable[[int], int] = getattr(
     torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
 )
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _empty_like = torch.empty_like
 
 _WRAPPERS = frozenset((Int4Matrix, Fp8Matrix, PreshuffledScale))
@@ -47,7 +46,7 @@ class TorchPlan:
     plain : bool
         Whether there is a C call to make, which takes AQ as it is, and no workspace.
     by_stream : dict
-        What the call takes after the pointers, for streams that it was made on.
+        What follows the pointers in the call, for streams that it was made on.
     prepare : callable or None
         What brings AQ into the kernel's order.
     alike : callable or None
@@ -69,13 +68,13 @@ class TorchPlan:
         self.plain = bool(plan.kernel) and not self.prepare and not plan.workspace
         self.alike: Callable[..., bool] | None = None
         self.spans = (a.span, aq.span, b.span, -out.span if out else 0)
-        self.by_stream: dict[int, tuple[Any, ...]] = {}
+        self.by_stream: dict[int, bytes] = {}
 
-    def remember(self, stream: int) -> tuple[Any, ...]:
-        """Make the arguments for a stream."""
+    def remember(self, stream: int) -> bytes:
+        """Make what follows the pointers in calls on a stream."""
         if len(self.by_stream) >= _MOST_STREAMS:
             self.by_stream.clear()
-        made = self.by_stream[stream] = (*self.plan.sizes, *last_arguments(None, 0, stream))
+        made = self.by_stream[stream] = call_rest(self.plan.sizes, 0, 0, stream, self.index)
         return made
 
 
@@ -118,11 +117,10 @@ def gemm_aquant_on_torch(
         if before < c_at - a_at < a_span or before < c_at - b_at < b_span or before < c_at - aq_at < aq_span:
             for label, x in (("A", a_q), ("B", b), ("AQ", a_scale)):
                 check_apart(label, operand_view(label, x), view_of("out", out))
-    index = plan.index
-    if not plan.plain or _current_device() != index:
+    if not plan.plain:
         return _launch(plan, a_at, aq_at, b_at, c_at, aq, c)
-    handle = _raw_stream(index)
-    code = plan.launch(*(a_at, aq_at, b_at, c_at) + (plan.by_stream.get(handle) or plan.remember(handle)))
+    handle = _raw_stream(plan.index)
+    code = plan.launch(call_pointers(a_at, aq_at, b_at, c_at) + (plan.by_stream.get(handle) or plan.remember(handle)))
     if code:
         plan.plan.kernel.library.check(code)  # type: ignore[union-attr]
     return c
@@ -165,9 +163,8 @@ def _find_plan(
     plan = key = None
     try:
         key = (
-            type(a), a.dtype, a.shape, a.stride(), type(w), w.dtype, w.shape, w.stride(), w.get_device(),
-            type(aq), aq.dtype, aq.shape, aq.stride(),
-            None if out is None else (type(out), out.dtype, out.shape, out.stride()), said, options,
+            *((type(x), x.dtype, x.shape, x.stride(), x.get_device()) for x in (a, w, aq)),
+            None if out is None else (type(out), out.dtype, out.shape, out.stride(), out.get_device()), said, options,
         )  # fmt: skip
         plan = _plans.get(key)
     except (AttributeError, RuntimeError, TypeError):
@@ -186,9 +183,6 @@ def _find_plan(
 
 def _launch(plan: TorchPlan, a_at: int, aq_at: int, b_at: int, c_at: int, aq: Any, c: Any) -> Any:
     """Make the C call with all that it may need."""
-    if _current_device() != plan.index:
-        with torch.cuda.device(plan.index):
-            return _launch(plan, a_at, aq_at, b_at, c_at, aq, c)
     if plan.launch is None:
         return c.zero_()
     if plan.prepare:
@@ -197,9 +191,9 @@ def _launch(plan: TorchPlan, a_at: int, aq_at: int, b_at: int, c_at: int, aq: An
     # torch's allocator gives both back to this stream alone, so they may go before the kernel is done.
     size = plan.plan.workspace
     workspace = torch.empty(size, dtype=torch.uint8, device=c.device) if size else None
-    at = None if workspace is None else workspace.data_ptr()
-    last = last_arguments(at, size, _raw_stream(plan.index))
-    code = plan.launch(a_at, aq_at, b_at, c_at, *plan.plan.sizes, *last)
+    at = 0 if workspace is None else workspace.data_ptr()
+    rest = call_rest(plan.plan.sizes, at, size, _raw_stream(plan.index), plan.index)
+    code = plan.launch(call_pointers(a_at, aq_at, b_at, c_at) + rest)
     if code:
         plan.plan.kernel.library.check(code)  # type: ignore[union-attr]
     return c

@@ -57,11 +57,16 @@ inline int load_library(const void* image) {
     return GEMMILL_OK;
 }
 
-/* The device of the current context, ready to launch on. */
-inline int current_device(const void* image, int fast_bytes, int scalar_bytes, Device& out, int& ordinal) {
+/* The device of the current context. */
+inline int current_device(int& ordinal) {
     CUdevice device;
     GEMMILL_TRY(cuCtxGetDevice, &device);
     ordinal = device;
+    return GEMMILL_OK;
+}
+
+/* A device, ready to launch on; a context of it is current. */
+inline int ready_device(const void* image, int fast_bytes, int scalar_bytes, int ordinal, Device& out) {
     if (ordinal < 0 || ordinal >= kMostDevices)
         return (Message() << "device " << ordinal << ": only " << kMostDevices << " are counted").unsupported();
     Device& known = g_library.devices[ordinal];
@@ -71,6 +76,8 @@ inline int current_device(const void* image, int fast_bytes, int scalar_bytes, D
         if (!code) code = load_library(image);
         if (code) return code;
         constexpr CUfunction_attribute smem = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        CUdevice device;
+        GEMMILL_TRY(cuDeviceGet, &device, ordinal);
         GEMMILL_TRY(cuKernelSetAttribute, smem, fast_bytes, g_library.fast, device);
         GEMMILL_TRY(cuKernelSetAttribute, smem, scalar_bytes, g_library.scalar, device);
         GEMMILL_TRY(cuDeviceGetAttribute, &known.multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
@@ -81,7 +88,7 @@ inline int current_device(const void* image, int fast_bytes, int scalar_bytes, D
     return GEMMILL_OK;
 }
 
-/* Makes a context current for a caller that has none, and takes it away again. */
+/* Makes a context current where the caller's is none, or another device's, and takes it away again. */
 class ContextScope {
   public:
     ContextScope() = default;
@@ -92,15 +99,29 @@ class ContextScope {
         if (pushed_) GEMMILL_CU(cuCtxPopCurrent)(&ignored);
     }
 
+    /* The caller's context, else a device's primary one. */
     int enter(int ordinal) {
         CUcontext context = nullptr;
         GEMMILL_TRY(cuCtxGetCurrent, &context);
-        if (context) return GEMMILL_OK;
+        return context ? GEMMILL_OK : push(ordinal);
+    }
+
+    /* The caller's context if it is that device's, else its primary one. */
+    int enter_device(int64_t ordinal) {
+        CUdevice device;
+        const CUresult result = GEMMILL_CU(cuCtxGetDevice)(&device);
+        if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_CONTEXT) return driver_error("cuCtxGetDevice", result);
+        return result == CUDA_SUCCESS && device == ordinal ? GEMMILL_OK : push(ordinal);
+    }
+
+  private:
+    int push(int64_t ordinal) {
         if (ordinal < 0 || ordinal >= kMostDevices) return (Message() << "device " << ordinal << ": not counted").unsupported();
+        CUcontext context = nullptr;
         {
             LibraryLock lock;
             CUdevice device;
-            GEMMILL_TRY(cuDeviceGet, &device, ordinal);
+            GEMMILL_TRY(cuDeviceGet, &device, static_cast<int>(ordinal));
             if (!g_library.primary[ordinal]) GEMMILL_TRY(cuDevicePrimaryCtxRetain, &g_library.primary[ordinal], device);
             context = g_library.primary[ordinal];
         }
@@ -109,7 +130,6 @@ class ContextScope {
         return GEMMILL_OK;
     }
 
-  private:
     bool pushed_ = false;
 };
 

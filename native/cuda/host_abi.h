@@ -30,8 +30,13 @@ __attribute__((section(".gemmill.launch"), used)) static const uint32_t kLaunche
 constexpr int kScaleBytes = bytes_of(Kernel::aq), kOutBytes = bytes_of(Kernel::out);
 constexpr Storage kStorage = {Kernel::a_col, Kernel::aq_col, Kernel::b_col, Kernel::preshuffle};
 
+inline int ready_on(int ordinal, Device& device) {
+    return ready_device(gemmill_cubin, Traits<Kernel>::smem_bytes, Traits<Scalar<Kernel>>::smem_bytes, ordinal, device);
+}
+
 inline int ready(Device& device, int& ordinal) {
-    return current_device(gemmill_cubin, Traits<Kernel>::smem_bytes, Traits<Scalar<Kernel>>::smem_bytes, device, ordinal);
+    const int code = current_device(ordinal);
+    return code ? code : ready_on(ordinal, device);
 }
 
 /* ---- Host pointers ---- */
@@ -138,8 +143,9 @@ inline int run_packed(const void* A, const void* AQ, const void* B, void* C, int
 
 /* ---- Device pointers ---- */
 
+/* `known`: the device that the pointers are memory of, from a caller who knows; else the driver is asked. */
 inline int run_strided(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N, int64_t K, int64_t lda,
-                       int64_t ldaq, int64_t ldb, int64_t ldc, void* stream) {
+                       int64_t ldaq, int64_t ldb, int64_t ldc, void* stream, const int64_t* known) {
     const Problem p = make_problem(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc);
     int code = check_strided(kStorage, p);
     if (!code) code = expect_aligned("C", C, kOutBytes);
@@ -147,14 +153,14 @@ inline int run_strided(const void* A, const void* AQ, const void* B, void* C, in
     if (!code) code = open_driver();
     ContextScope context;
     int ordinal = 0;
-    if (!code) code = context.enter(0);
+    if (!code) code = known ? context.enter_device(*known) : context.enter(0);
     Device device;
-    if (!code) code = ready(device, ordinal);
-    const bool some = M > 0 && N > 0;
-    if (!code) code = expect_device_pointer("A", A, ordinal, some && K > 0);
-    if (!code) code = expect_device_pointer("AQ", AQ, ordinal, some && K > 0);
-    if (!code) code = expect_device_pointer("B", B, ordinal, some && K > 0);
-    if (!code) code = expect_device_pointer("C", C, ordinal, some);
+    if (!code) code = known ? ready_on(static_cast<int>(*known), device) : ready(device, ordinal);
+    const bool ask = !known && M > 0 && N > 0;
+    if (!code) code = expect_device_pointer("A", A, ordinal, ask && K > 0);
+    if (!code) code = expect_device_pointer("AQ", AQ, ordinal, ask && K > 0);
+    if (!code) code = expect_device_pointer("B", B, ordinal, ask && K > 0);
+    if (!code) code = expect_device_pointer("C", C, ordinal, ask);
     if (code) return code;
     return launch<Kernel>(device, p, static_cast<CUstream>(stream));
 }
@@ -199,7 +205,12 @@ GEMMILL_EXPORT int gemmill_gemm_aquant(const void* A, const void* AQ, const void
                                        int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc, void* workspace,
                                        int64_t workspace_bytes, void* stream) {
     (void)workspace, (void)workspace_bytes; /* gemmill_workspace_bytes() is 0 */
-    return gemmill::run_strided(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc, stream);
+    return gemmill::run_strided(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc, stream, nullptr);
+}
+
+GEMMILL_EXPORT int gemmill_launch(const GemmillCall* call) {
+    const GemmillCall& c = *call;
+    return gemmill::run_strided(c.A, c.AQ, c.B, c.C, c.M, c.N, c.K, c.lda, c.ldaq, c.ldb, c.ldc, c.stream, &c.device);
 }
 
 }  // extern "C"

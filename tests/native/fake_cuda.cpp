@@ -44,6 +44,8 @@ int devices = 1, major = 9, minor = 0;
 Computing computing = nullptr;
 CUlaunchConfig last_launch;
 bool last_was_cluster = false;
+int last_device = -1; // of the context that it was in
+CUtensorMap last_maps[3];
 
 constexpr size_t kMemory = size_t(1) << 34;
 constexpr int kShared = 227 * 1024;
@@ -122,6 +124,8 @@ void fake_devices(int count, int capability_major, int capability_minor) {
 void fake_compute(Computing function) { computing = function; }
 unsigned fake_grid() { return last_launch.gridDimX; }
 int fake_cluster() { return last_was_cluster; }
+int fake_launch_device() { return last_device; }
+void fake_maps(CUtensorMap* out) { std::memcpy(out, last_maps, sizeof last_maps); }
 
 // ---- The driver's ----
 
@@ -219,15 +223,19 @@ CUresult cuKernelSetAttribute(CUfunction_attribute, int value, CUkernel kernel, 
     if (value > kShared) return CUDA_ERROR_INVALID_VALUE;
     return reinterpret_cast<Kernel*>(kernel)->shared_bytes = value, CUDA_SUCCESS;
 }
-CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void* base, const cuuint64_t* size,
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t, void* base, const cuuint64_t* size,
                                 const cuuint64_t* pitch, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave,
-                                CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+                                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
     CALLED("cuTensorMapEncodeTiled");
     // What the manual asks of a two-dimensional map of bytes.
     const bool fits = reinterpret_cast<uintptr_t>(base) % 16 == 0 && pitch[0] % 16 == 0 && pitch[0] < (1ull << 40) &&
                       size[0] >= 1 && size[1] >= 1 && size[0] <= (1ull << 32) && size[1] <= (1ull << 32) &&
                       box[0] % 16 == 0 && box[0] <= 256 && box[1] >= 1 && box[1] <= 256;
-    return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (!fits) return CUDA_ERROR_INVALID_VALUE;
+    *map = {};
+    const uint64_t said[] = {reinterpret_cast<uintptr_t>(base), size[0], size[1], pitch[0], box[0], box[1], swizzle};
+    std::memcpy(map, said, sizeof said);
+    return CUDA_SUCCESS;
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments, void**) {
     CALLED("cuLaunchKernelEx");
@@ -249,6 +257,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     Lock lock(mutex);
     last_launch = *config;
     last_was_cluster = cluster;
+    last_device = current()->device;
+    for (int i = 0; i < 3; ++i) std::memcpy(&last_maps[i], arguments[i], sizeof(CUtensorMap));
     auto* stream = reinterpret_cast<Stream*>(config->hStream);
     if (stream && stream->capturing) return stream->captured.push_back(run), CUDA_SUCCESS;
     return run(), CUDA_SUCCESS;

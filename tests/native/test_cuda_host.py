@@ -122,13 +122,34 @@ def test_out_of_memory_says_how_much_and_gives_back_the_rest(ask: Any) -> None:
 @pytest.mark.parametrize("config", KERNELS, ids=label)
 def test_a_warm_call_on_device_pointers_allocates_nothing(ask: Any, config: KernelConfig) -> None:
     said = ask("strided", config)
-    assert said["warm"] == {
-        "cuCtxGetCurrent": 1, "cuCtxGetDevice": 1, "cuPointerGetAttributes": 4, "cuTensorMapEncodeTiled": 3,
-        "cuLaunchKernelEx": 1,
-    }  # fmt: skip
-    assert len(said["failed"]) == 10 and said["lost"] == 0
-    for name, code, text in said["failed"]:
-        assert code == -3 and name in text
+    asked = {
+        "run": {"cuCtxGetCurrent": 1, "cuCtxGetDevice": 1, "cuPointerGetAttributes": 4, "cuLaunchKernelEx": 1},
+        "launch": {"cuCtxGetDevice": 1, "cuLaunchKernelEx": 1},
+    }
+    for entry, calls in asked.items():
+        one = said[entry]
+        assert (one["codes"], one["warm"]) == ([0, 0], calls), entry
+        # A thread encodes tensor maps that it has not met.
+        assert one["first"] == {**calls, "cuTensorMapEncodeTiled": 3}, entry
+        assert len(one["failed"]) == sum(one["first"].values())
+        for name, code, text in one["failed"]:
+            assert code == -3 and name in text, entry
+    assert said["lost"] == 0
+
+
+def test_kept_tensor_maps_are_those_of_the_problem(ask: Any) -> None:
+    said = ask("maps", PLAIN)
+    assert len(set(map(tuple, said["new"]))) == len(said["new"]), "each problem has maps of its own"
+    assert said["kept"] == [said["new"]] * 2
+
+
+def test_a_launch_is_in_a_context_of_its_device(ask: Any) -> None:
+    there, none, other, back, failed, *beyond = ask("current", PLAIN)
+    for said, device in ((there, 0), (none, 0), (other, 1), (back, 0)):
+        assert said == [0, "", 1, device, 0], "launched once, and the caller's contexts are what they were"
+    assert failed[:3] == [-3, "cuCtxGetDevice failed: CUDA_ERROR_FAKE (719), a fake error", 0]
+    for said, device in zip(beyond, (-1, 64, 2**32), strict=True):
+        assert said[:3] == [-2, f"device {device}: not counted", 0] and said[4] == 0
 
 
 def test_machines_without_the_device(ask: Any) -> None:

@@ -169,3 +169,10 @@ def stream_of(kernel: Any) -> int:
     ask = kernel.library._dll.fake_last_stream
     ask.restype = c_void_p
     return int(ask() or 0)
+
+
+def device_of(kernel: Any) -> int:
+    """Return the device that a fake kernel's last launch named."""
+    ask = kernel.library._dll.fake_last_device
+    ask.restype = c_int64
+    return int(ask())
