@@ -52,12 +52,11 @@ class TorchPlan:
     alike : callable or None
         Tells whether A, B, AQ, and C where it was given, are like those of the plan; None if torch can't.
     spans : tuple of int
-        Bytes that A, AQ and B stretch over, and less than nothing by C's, where it was given.
+        Bytes that A, AQ and B stretch over, and minus those of C where it was given: C at c overlaps A at a where
+        ``-C < c - a < A``.
     """
 
-    __slots__ = (
-        "alike", "by_stream", "index", "launch", "like", "plain", "plan", "prepare", "spans",
-    )  # fmt: skip
+    __slots__ = ("alike", "by_stream", "index", "launch", "like", "plain", "plan", "prepare", "spans")
 
     def __init__(self, plan: Plan, a: View, aq: View, b: View, out: View | None) -> None:
         self.plan = plan
@@ -91,14 +90,9 @@ def gemm_aquant_on_torch(
     if out_dtype is kernel is arch is stream is None and not allow_untested:
         try:
             b_at = b.data_ptr()
-            if out is None:  # an int is found in a third of a tuple's time
-                plan = _placed.get(b_at)
-                if plan and not plan.alike(a, b, aq):  # type: ignore[misc]
-                    plan = None
-            else:
-                plan = _placed.get(~b_at)
-                if plan and not plan.alike(a, b, aq, out):  # type: ignore[misc]
-                    plan = None
+            plan = _placed.get(b_at if out is None else ~b_at)  # an int is found in a third of a tuple's time
+            if plan and not (plan.alike(a, b, aq) if out is None else plan.alike(a, b, aq, out)):  # type: ignore[misc]
+                plan = None
         except (AttributeError, RuntimeError):
             pass  # B has no address: it is in a wrapper, or the checks below refuse it by name
     if plan is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any
 
@@ -211,6 +212,17 @@ def test_the_current_stream() -> None:
         assert not stream.query(), "the call waited for the device"
     stream.synchronize()
     case.check(c, "behind a late producer")
+
+
+def test_a_thread_that_has_no_context_yet() -> None:
+    case = Case("fp8", "rcr", (16, 64, 384))
+    out = torch.full((16, 64), float("nan"), dtype=torch.float16, device="cuda")
+    gemmill.gemm_aquant(*case.operands(), out)  # the plan is there, so the thread asks torch for nothing but its stream
+    out.fill_(float("nan"))
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as pool:
+        c = pool.submit(gemmill.gemm_aquant, *case.operands(), out).result()
+    case.check(c, "from another thread")
 
 
 def test_a_graph_is_captured_and_replayed_with_new_inputs() -> None:
