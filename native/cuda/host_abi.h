@@ -168,7 +168,8 @@ inline int run_strided(const void* A, const void* AQ, const void* B, void* C, in
     const int64_t needed = code ? 0 : workspace_bytes<Kernel>(M, N, K);
     if (!needed) workspace = nullptr;
     if (workspace && !code) code = expect_at_least("workspace_bytes", bytes, needed);
-    if (workspace && !code) code = expect_aligned("workspace", workspace, kCopyAlignment);
+    if (workspace && !code && reinterpret_cast<uintptr_t>(workspace) % kCopyAlignment)
+        code = (Message() << "workspace: expected an address that is a multiple of " << kCopyAlignment << " bytes").bad_argument();
     if (!code) code = open_driver();
     ContextScope context;
     int ordinal = 0;
