@@ -86,5 +86,5 @@ def _launch(plan: Plan, views: list[View], stream: int | None) -> None:
         clear(c, stream)
         return
     library = plan.kernel.library
-    last = last_arguments(None, 0, stream)  # no workspace: there is nobody to ask for memory, and CUDA kernels go without
+    last = last_arguments(None, 0, stream)  # no library to ask for a workspace: kernels that would take one go without
     library.check(library.launch(a.pointer, aq.pointer, b.pointer, c.pointer, *plan.sizes, *last))

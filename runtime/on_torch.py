@@ -180,12 +180,13 @@ def _launch(plan: TorchPlan, a_at: int, aq_at: int, b_at: int, c_at: int, aq: An
         aq = plan.prepare(aq)
         aq_at = aq.data_ptr()
     # torch's allocator gives both back to this stream alone, so they may go before the kernel is done.
-    size = plan.plan.workspace
-    try:
-        workspace = torch.empty(size, dtype=torch.uint8, device=c.device) if size else None
-    except torch.cuda.OutOfMemoryError:
-        workspace = None  # CUDA kernels do without, and are slower
-    at = None if workspace is None else workspace.data_ptr()
+    at, size = None, plan.plan.workspace
+    if size:
+        try:
+            workspace = torch.empty(size, dtype=torch.uint8, device=c.device)
+            at = workspace.data_ptr()
+        except torch.cuda.OutOfMemoryError:
+            size = 0  # CUDA kernels do without, and are slower
     last = last_arguments(at, size, _raw_stream(plan.index))
     code = plan.launch(a_at, aq_at, b_at, c_at, *plan.plan.sizes, *last)
     if code:

@@ -112,7 +112,7 @@ class Checker(Harness):
         ]
 
     def workspace_shapes(self) -> list[tuple[int, int, int]]:
-        """Return shapes that take a workspace, where only large ones do: one with tails, one whose packed lines are aligned."""
+        """Return shapes that take a workspace, where only large ones do: with tails, and with packed lines aligned."""
         if self.library.workspace_bytes(1, 1, 1):
             return []
         tk = self.tile[2]

@@ -61,8 +61,8 @@ _PACKAGED = {
 _PROGRAMS = ("bin/nvcc", "bin/ptxas", "bin/cudafe++", "nvvm/bin/cicc")
 _HEADERS = ("cuda.h", "cuda_runtime.h", "cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.hpp", "cuda_fp8.h", "cuda_fp8.hpp")
 
-# The section of a library that says what its launches take, and which entries these are; kernels that convert no operand
-# ahead have the first two.
+# The section of a library that says what its launches take, and which entries these are; the last two are those of
+# kernels that copy operands ahead.
 _LAUNCHES = ".gemmill.launch"
 _ENTRIES = ("gemmill_fast", "gemmill_scalar", "gemmill_plain", "gemmill_convert")
 

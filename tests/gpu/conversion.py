@@ -7,8 +7,8 @@ from gemmill.loader import Kernel
 from operands import Case
 from workbench import Workbench, Wrong, expect_equal
 
-# From the least sizes that take a workspace: whole tiles; one k; odd multiples of 16; tails everywhere, with gaps; k beyond
-# whole groups; more tiles than blocks are resident.
+# From the least sizes that take a workspace: whole tiles; one k; odd multiples of 16; tails everywhere, with gaps; k
+# beyond whole groups; more tiles than blocks are resident.
 _CASES = (
     Case(512, 512, 128),
     Case(512, 544, 1, "aligned"),
