@@ -73,8 +73,8 @@ template <class C>
 struct Plain : C {
     static constexpr bool copies_a = C::a == Elem::i4 || C::a_col, copies_b = !C::b_col;
     static constexpr Elem a = C::a == Elem::i4 ? Elem::e4m3 : C::a;
-    static constexpr bool a_col = false, b_col = true, swap = false;
-    static constexpr int products = C::tile_m * C::tile_n <= 128 * 128 ? 2 : 1;
+    static constexpr bool a_col = C::a_col && !copies_a, b_col = true, swap = false;
+    static constexpr int products = C::tile_m * C::tile_n <= 128 * 128 && !a_col ? 2 : 1;
 };
 
 // The kernel's twin for operands that the fast one can't take: same arithmetic, any alignment, a tile that fits.
