@@ -50,8 +50,10 @@ inline int load_library(const void* image, bool converts) {
     GEMMILL_TRY(cuLibraryLoadData, &handle, image, nullptr, nullptr, 0, nullptr, nullptr, 0);
     CUresult result = GEMMILL_CU(cuLibraryGetKernel)(&g_library.fast, handle, "gemmill_fast");
     if (result == CUDA_SUCCESS) result = GEMMILL_CU(cuLibraryGetKernel)(&g_library.scalar, handle, "gemmill_scalar");
-    if (converts && result == CUDA_SUCCESS) result = GEMMILL_CU(cuLibraryGetKernel)(&g_library.plain, handle, "gemmill_plain");
-    if (converts && result == CUDA_SUCCESS) result = GEMMILL_CU(cuLibraryGetKernel)(&g_library.convert, handle, "gemmill_convert");
+    if (converts && result == CUDA_SUCCESS)
+        result = GEMMILL_CU(cuLibraryGetKernel)(&g_library.plain, handle, "gemmill_plain");
+    if (converts && result == CUDA_SUCCESS)
+        result = GEMMILL_CU(cuLibraryGetKernel)(&g_library.convert, handle, "gemmill_convert");
     if (result != CUDA_SUCCESS) {
         GEMMILL_CU(cuLibraryUnload)(handle);
         return driver_error("cuLibraryGetKernel", result);
