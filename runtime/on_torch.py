@@ -183,9 +183,13 @@ def _launch(plan: TorchPlan, a_at: int, aq_at: int, b_at: int, c_at: int, aq: An
         aq = plan.prepare(aq)
         aq_at = aq.data_ptr()
     # torch's allocator gives both back to this stream alone, so they may go before the kernel is done.
-    size = plan.plan.workspace
-    workspace = torch.empty(size, dtype=torch.uint8, device=c.device) if size else None
-    at = 0 if workspace is None else workspace.data_ptr()
+    at, size = 0, plan.plan.workspace
+    if size:
+        try:
+            workspace = torch.empty(size, dtype=torch.uint8, device=c.device)
+            at = workspace.data_ptr()
+        except torch.cuda.OutOfMemoryError:
+            size = 0  # CUDA kernels do without, and are slower
     rest = call_rest(plan.plan.sizes, at, size, _raw_stream(plan.index), plan.index)
     code = plan.launch(call_pointers(a_at, aq_at, b_at, c_at) + rest)
     if code:

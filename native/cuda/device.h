@@ -10,6 +10,7 @@ struct Device {
     bool ready;
     int multiprocessors;
     CUkernel fast, scalar;
+    CUkernel plain, convert; /* of kernels that convert operands ahead; NULL elsewhere */
 };
 
 constexpr int kMostDevices = 64;
@@ -17,7 +18,7 @@ constexpr int kMostDevices = 64;
 struct Library {
     pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
     CUlibrary handle = nullptr;
-    CUkernel fast = nullptr, scalar = nullptr;
+    CUkernel fast = nullptr, scalar = nullptr, plain = nullptr, convert = nullptr;
     Device devices[kMostDevices] = {};
     CUcontext primary[kMostDevices] = {}; /* retained for callers that have no context */
 };
@@ -43,12 +44,16 @@ inline int check_capability(int ordinal) {
         .unsupported();
 }
 
-inline int load_library(const void* image) {
+inline int load_library(const void* image, bool converts) {
     if (g_library.handle) return GEMMILL_OK;
     CUlibrary handle;
     GEMMILL_TRY(cuLibraryLoadData, &handle, image, nullptr, nullptr, 0, nullptr, nullptr, 0);
     CUresult result = GEMMILL_CU(cuLibraryGetKernel)(&g_library.fast, handle, "gemmill_fast");
     if (result == CUDA_SUCCESS) result = GEMMILL_CU(cuLibraryGetKernel)(&g_library.scalar, handle, "gemmill_scalar");
+    if (converts && result == CUDA_SUCCESS)
+        result = GEMMILL_CU(cuLibraryGetKernel)(&g_library.plain, handle, "gemmill_plain");
+    if (converts && result == CUDA_SUCCESS)
+        result = GEMMILL_CU(cuLibraryGetKernel)(&g_library.convert, handle, "gemmill_convert");
     if (result != CUDA_SUCCESS) {
         GEMMILL_CU(cuLibraryUnload)(handle);
         return driver_error("cuLibraryGetKernel", result);
@@ -65,23 +70,26 @@ inline int current_device(int& ordinal) {
     return GEMMILL_OK;
 }
 
-/* A device, ready to launch on; a context of it is current. */
-inline int ready_device(const void* image, int fast_bytes, int scalar_bytes, int ordinal, Device& out) {
+/* A device, ready to launch on; a context of it is current. Bytes of shared memory; of `plain` none where there is no such
+   entry. */
+inline int ready_device(const void* image, int fast_bytes, int scalar_bytes, int plain_bytes, int ordinal, Device& out) {
     if (ordinal < 0 || ordinal >= kMostDevices)
         return (Message() << "device " << ordinal << ": only " << kMostDevices << " are counted").unsupported();
     Device& known = g_library.devices[ordinal];
     if (!__atomic_load_n(&known.ready, __ATOMIC_ACQUIRE)) {
         LibraryLock lock;
         int code = check_capability(ordinal);
-        if (!code) code = load_library(image);
+        if (!code) code = load_library(image, plain_bytes > 0);
         if (code) return code;
         constexpr CUfunction_attribute smem = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         CUdevice device;
         GEMMILL_TRY(cuDeviceGet, &device, ordinal);
         GEMMILL_TRY(cuKernelSetAttribute, smem, fast_bytes, g_library.fast, device);
         GEMMILL_TRY(cuKernelSetAttribute, smem, scalar_bytes, g_library.scalar, device);
+        if (plain_bytes) GEMMILL_TRY(cuKernelSetAttribute, smem, plain_bytes, g_library.plain, device);
         GEMMILL_TRY(cuDeviceGetAttribute, &known.multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
         known.fast = g_library.fast, known.scalar = g_library.scalar;
+        known.plain = g_library.plain, known.convert = g_library.convert;
         __atomic_store_n(&known.ready, true, __ATOMIC_RELEASE);
     }
     out = known;

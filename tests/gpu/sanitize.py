@@ -67,11 +67,13 @@ def child(plan: Path) -> int:
         library = Library(Path(one["library"]), one["arch"], one["name"])
         kernel = Opened(one["name"], one["arch"], one["config"], "_preshufflequant" in one["name"], library)
         tm, tn, _ = one["config"]["tile"]
-        for case in (
+        cases = [
             Case(tm + 1, tn + 3, 300, "aligned"),
             Case(min(tm, 16), tn, 1100, "aligned"),  # few tiles: k is split
             Case(17, tn + 1, 260, "odd", 1),
-        ):
+        ]
+        ahead = Case(545, 517, 133, "aligned")  # operands are copied into a workspace
+        for case in [*cases, ahead] if library.workspace_bytes(ahead.m, ahead.n, ahead.k) else cases:
             print(f"{_MARK}{one['name']} {case}", flush=True)
             try:
                 bench.check(kernel, bench.operands(kernel, case), str(case))  # type: ignore[arg-type]

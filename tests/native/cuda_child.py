@@ -32,7 +32,7 @@ from gemmill.loader import Kernel
 from gemmill.operands import Fp8Matrix
 from gemmill.selfcheck import Checker
 from operands import Case, expected, problem, store
-from workbench import Workbench, Wrong
+from workbench import Operands, Workbench, Wrong
 
 from kernels.catalogue import load_catalogue
 
@@ -66,14 +66,14 @@ class Child:
         (config,) = (c for c in load_catalogue().configs(wanted.partition("/")[0], out=None) if c.id == wanted)
         self.checks = checks.split(",") if checks else []
         self.kernel = SimulatedKernel(config, Path(library), Path(source), fault)
-        self.driver.compute(self.kernel.multiply)
+        self.driver.compute(self.kernel.run)
         self.library = self.kernel.library
 
-    def host(self) -> tuple[int, str, bool]:
+    def host(self, shape: tuple[int, int, int] = SHAPE) -> tuple[int, str, bool]:
         """Call the host-pointer entry with a time; return its code, its text, and whether C is right."""
-        p = problem(self.kernel.config["variant"], *SHAPE)
+        p = problem(self.kernel.config["variant"], *shape)
         s = store(Unshuffled(self.kernel), p, "packed")
-        m, n, k = SHAPE
+        m, n, k = shape
         wanted = expected(p.exact, self.kernel.config["out"])
         c, time_ms = np.full((m, n), np.nan, wanted.dtype), np.zeros(1, np.float32)
         code = self.library.run_host(
@@ -273,6 +273,68 @@ def launches(s: Child) -> Any:
     return said
 
 
+def converted(s: Child) -> Any:
+    """Call a kernel that copies operands ahead, in every way: what is launched, what is refused, and what may fail."""
+    bench = Workbench(Gpu(), Cache("none"), [s.kernel])
+    launched: list[list[Any]] = []
+
+    def run(entry: str, params: Any) -> None:
+        launched.append([entry, int(s.driver.c.fake_grid())])
+        s.kernel.run(entry, params)
+
+    s.driver.compute(run)
+    said: dict[str, Any] = {}
+
+    def tried(name: str, case: Case, bare: bool = False) -> Operands:
+        launched.clear()
+        o = bench.operands(s.kernel, case)
+        bench.expect(o, bench.multiply(s.kernel, o, bare=bare), name)
+        said[name] = list(launched)
+        return o
+
+    o = tried("with", Case(544, 608, 288))
+    tried("tails", Case(515, 517, 253, "aligned"))
+    tried("without", Case(544, 608, 288), bare=True)
+    tried("odd", Case(544, 608, 288, "odd"))
+    tried("small", Case(544, 500, 288, "aligned"))
+    tried("no k", Case(544, 608, 0))
+
+    live = s.driver.live
+    bench.launch(s.kernel, o)  # tensor maps of the same memory took the place of this problem's
+    s.driver.fail("")
+    bench.launch(s.kernel, o)
+    said["warm"] = s.counts()
+    said["failed"] = []
+    for turn in (1, 2):
+        s.driver.fail("cuLaunchKernelEx", turn)
+        launched.clear()
+        try:
+            bench.launch(s.kernel, o)
+        except Wrong as error:
+            said["failed"].append([str(error), [entry for entry, _ in launched]])
+        s.driver.fail("")
+    bench.check(s.kernel, o, "after failures")
+    return {**said, "lost": s.driver.live - live}
+
+
+def converted_from_host(s: Child) -> Any:
+    """Call the host-pointer entry where a workspace is taken, and where the device has no memory for it."""
+    launched: list[str] = []
+
+    def run(entry: str, params: Any) -> None:
+        launched.append(entry)
+        s.kernel.run(entry, params)
+
+    s.driver.compute(run)
+    said = []
+    for turn in (0, 5):
+        s.driver.fail("cuMemAlloc" if turn else "", turn, 2)
+        launched.clear()
+        code, text, right = s.host((544, 608, 288))
+        said.append([code, text, right, sorted(set(launched)), s.driver.live])
+    return said
+
+
 def device_tests(s: Child) -> Any:
     """Run the device tests' checks on the simulated kernel; return what each one says, "" where it passes."""
     bench = Workbench(Gpu(), Cache("none"), [s.kernel], brief=True)
@@ -408,7 +470,7 @@ SCENARIOS: dict[str, Callable[[Child], Any]] = {
     one.__name__: one
     for one in (
         *(good, failures, out_of_memory, strided, current, maps, devices, threads, launches, device_tests, arrays),
-        *(selftest, selftest_without_memory, memory),
+        *(selftest, selftest_without_memory, memory, converted, converted_from_host),
     )
 }
 

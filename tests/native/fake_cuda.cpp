@@ -14,8 +14,9 @@
 
 namespace {
 
+using gemmill::Conversions;
 using gemmill::Params;
-using Computing = void (*)(const char* entry, const Params* params);
+using Computing = void (*)(const char* entry, const void* params); // Params, or Conversions of gemmill_convert
 
 struct Kernel {
     std::string name;
@@ -23,7 +24,7 @@ struct Kernel {
 };
 
 struct Library {
-    Kernel kernels[2] = {{"gemmill_fast"}, {"gemmill_scalar"}};
+    Kernel kernels[4] = {{"gemmill_fast"}, {"gemmill_scalar"}, {"gemmill_plain"}, {"gemmill_convert"}};
 };
 
 struct Stream {
@@ -241,24 +242,25 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     CALLED("cuLaunchKernelEx");
     NEED_CONTEXT;
     const auto* kernel = reinterpret_cast<const Kernel*>(function);
+    const bool converts = kernel->name == "gemmill_convert";
     bool cluster = false;
     unsigned per_cluster = 1;
     for (unsigned i = 0; i < config->numAttrs; ++i)
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
             cluster = true, per_cluster = config->attrs[i].value.clusterDim.x;
-    if (!config->gridDimX || config->gridDimX % per_cluster || config->blockDimX % 128 || config->blockDimX < 256 ||
+    if (!config->gridDimX || config->gridDimX % per_cluster || config->blockDimX % 128 || config->blockDimX < (converts ? 128 : 256) ||
         config->sharedMemBytes > static_cast<unsigned>(kernel->shared_bytes))
         return CUDA_ERROR_INVALID_VALUE;
-    Params params;
-    std::memcpy(&params, arguments[3], sizeof params); // after three tensor maps
-    const auto run = [name = kernel->name, params] {
-        if (computing) computing(name.c_str(), &params);
+    const void* given = converts ? arguments[0] : arguments[3]; // after three tensor maps
+    std::string params(static_cast<const char*>(given), converts ? sizeof(Conversions) : sizeof(Params));
+    const auto run = [name = kernel->name, params = std::move(params)] {
+        if (computing) computing(name.c_str(), params.data());
     };
     Lock lock(mutex);
     last_launch = *config;
     last_was_cluster = cluster;
     last_device = current()->device;
-    for (int i = 0; i < 3; ++i) std::memcpy(&last_maps[i], arguments[i], sizeof(CUtensorMap));
+    for (int i = 0; i < 3 && !converts; ++i) std::memcpy(&last_maps[i], arguments[i], sizeof(CUtensorMap));
     auto* stream = reinterpret_cast<Stream*>(config->hStream);
     if (stream && stream->capturing) return stream->captured.push_back(run), CUDA_SUCCESS;
     return run(), CUDA_SUCCESS;

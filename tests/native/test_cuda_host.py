@@ -32,6 +32,9 @@ INT4 = kernel("fp8i4", "crr")
 CCR = kernel("bf8", "ccr", "prefill", 128)
 SHUFFLED = kernel("bf8i4f32", "rcr", "preshufflequant", 128)
 KERNELS = (PLAIN, INT4, CCR, SHUFFLED)
+CONVERTING = kernel("fp8i4", "crr", "prefill", 128)  # A is transposed and unpacked, B transposed
+COPIES_OF_A = kernel("bf8i4", "rcr", "prefill", 128)
+COPIES_OF_B = kernel("bf8", "rrr", "prefill", 128)
 
 
 def label(config: KernelConfig) -> str:
@@ -85,7 +88,7 @@ def test_a_call_is_right_and_leaves_nothing(ask: Any, config: KernelConfig) -> N
     assert said["calls"]["cuEventCreate"] == said["calls"]["cuEventDestroy"] == 2
 
 
-@pytest.mark.parametrize("config", [PLAIN, SHUFFLED], ids=label)
+@pytest.mark.parametrize("config", [PLAIN, SHUFFLED, CONVERTING], ids=label)
 def test_every_failing_call_has_its_code_and_leaks_nothing(ask: Any, config: KernelConfig) -> None:
     said = ask("failures", config)
     assert said["first"] == [-3, "cuInit failed: CUDA_ERROR_FAKE (719), a fake error"]
@@ -178,15 +181,46 @@ def test_launches(ask: Any) -> None:
     assert said["5x70x0 packed"] == ["gemmill_scalar", 2, False], "nothing to load, zeros to write"
 
 
+# ---- Operands copied to K-major ahead ----
+
+
+@pytest.mark.parametrize(
+    ("config", "with_both", "with_tails"),
+    [(CONVERTING, 9 + 9, 6 + 6), (COPIES_OF_A, 9, 6), (COPIES_OF_B, 9, 6)],
+    ids=lambda x: label(x) if isinstance(x, KernelConfig) else "",
+)
+def test_a_workspace_takes_copies(ask: Any, config: KernelConfig, with_both: int, with_tails: int) -> None:
+    said = ask("converted", config)
+    # Blocks of 256 rows and 128 k; 5 x 5 tiles of the product.
+    assert said["with"] == [["gemmill_convert", with_both], ["gemmill_plain", 25]]
+    assert said["tails"] == [["gemmill_convert", with_tails], ["gemmill_plain", 25]]
+    assert said["without"] == [["gemmill_fast", 25]]
+    assert [entry for entry, _ in said["odd"]] == ["gemmill_scalar"], "what the copy engine can't take is not copied"
+    assert [entry for entry, _ in said["small"]] == ["gemmill_fast"], "where copies don't pay"
+    assert [entry for entry, _ in said["no k"]] == ["gemmill_scalar"]
+    assert said["warm"] == {
+        "cuCtxGetCurrent": 1, "cuCtxGetDevice": 1, "cuPointerGetAttributes": 5, "cuLaunchKernelEx": 2,
+    }  # fmt: skip
+    for (text, launched), entries in zip(said["failed"], ([], ["gemmill_convert"]), strict=True):
+        assert text.startswith("returned -3") and "cuLaunchKernelEx failed" in text and launched == entries
+    assert said["lost"] == 0
+
+
+def test_the_entry_for_host_pointers_has_its_own_workspace(ask: Any) -> None:
+    given, without = ask("converted_from_host", CONVERTING)
+    assert given == [0, "", True, ["gemmill_convert", "gemmill_plain"], 2]
+    assert without == [0, "", True, ["gemmill_fast"], 2], "no memory for it"
+
+
 # ---- The device tests, without a device ----
 
 
-@pytest.mark.parametrize("config", [INT4, CCR, SHUFFLED], ids=label)
+@pytest.mark.parametrize("config", [INT4, CCR, SHUFFLED, CONVERTING], ids=label)
 def test_a_right_kernel_passes_the_device_tests(ask: Any, config: KernelConfig) -> None:
     said = ask("device_tests", config)
     skipped = [name for name, text in said.items() if text == "skipped"]
     assert {name: text for name, text in said.items() if text} == {"wrong-device": "skipped"}
-    assert skipped == ["wrong-device"] and len(said) == (21 if config.layout == "rcr" else 20)
+    assert skipped == ["wrong-device"] and len(said) == {SHUFFLED: 21, CONVERTING: 23}.get(config, 20)
 
 
 # What a kernel does wrong, and which checks must say so.
@@ -209,13 +243,38 @@ def test_a_wrong_kernel_fails_them(ask: Any, fault: str) -> None:
     assert set(said) == set(FAULTS[fault]) and all(said.values()), said
 
 
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("an uncopied row", "512x512x128 packed: C[511,0] is "),
+        ("writes beyond the workspace", "wrote outside the workspace"),
+    ],
+)
+def test_wrong_copies_fail_them(ask: Any, fault: str, text: str) -> None:
+    said = ask("device_tests", COPIES_OF_A, fault, "conversion")
+    assert said["conversion"].startswith(text)
+
+
 # ---- The selftest, without a device ----
 
 
-@pytest.mark.parametrize("config", KERNELS, ids=label)
+@pytest.mark.parametrize("config", [*KERNELS, CONVERTING], ids=label)
 def test_a_right_kernel_passes_its_selftest(ask: Any, config: KernelConfig) -> None:
     said = ask("selftest", config)
-    assert said == {"said": "", "entries": ["host", "device", "gaps", "aligned"], "contexts": 0}
+    bare = ["bare"] if config is CONVERTING else []
+    assert said == {"said": "", "entries": ["host", "device", "gaps", "aligned", *bare], "contexts": 0}
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("an uncopied row", r"exact 515x517x253, aligned entry: C\[514,0\] is nan, expected"),
+        ("writes beyond the workspace", r"exact 515x517x253, aligned entry: wrote outside workspace"),
+        ("wrong without", r"exact 515x517x253, bare entry: C\[\d+,\d+\] is .*, expected"),
+    ],
+)
+def test_wrong_copies_fail_the_selftest(ask: Any, fault: str, text: str) -> None:
+    assert re.match(text, ask("selftest", COPIES_OF_A, fault)["said"])
 
 
 # What only the entry for device pointers, or only lines with gaps, show; and what is said of it.

@@ -11,7 +11,7 @@ import gemmill
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_device import DEVICES, device_of, stream_of
+from fake_device import DEVICES, device_of, stream_of, workspace_of
 from fake_torch import Tensor, fake_torch
 from gemmill import api, cuda
 from gemmill.cache import Cache
@@ -141,6 +141,21 @@ def test_a_workspace_comes_from_torch(found_cache: Cache, torch: Any) -> None:
     p = problem("fp8", 3, 4, 130)
     check(gemmill.gemm_aquant(*operands(p)).x, p)
     assert (1000,) in torch.state.allocated
+
+
+def test_without_memory_for_a_workspace_a_cuda_kernel_goes_without(found_cache: Cache, torch: Any) -> None:
+    add(found_cache, "MAY_HAVE_WORKSPACE")
+    p = problem("fp8", 3, 4, 130)
+    kernel = gemmill.load(fake_config(arch="sm_90a", tile=TILE).name, arch="sm_90a")
+    given = []
+    for most in (1 << 30, 999, 1000):
+        torch.state.most = most
+        check(gemmill.gemm_aquant(*operands(p), kernel=kernel).x, p)
+        given.append(workspace_of(kernel))
+    assert given == [1000, 0, 1000]
+    torch.state.most = 11
+    with pytest.raises(torch.cuda.OutOfMemoryError):  # C
+        gemmill.gemm_aquant(*operands(p), kernel=kernel)
 
 
 def test_nothing_to_multiply_gives_zeros(torch: Any) -> None:
