@@ -225,6 +225,7 @@ def converted(s: Child) -> Any:
     tried("no k", Case(544, 608, 0))
 
     live = s.driver.live
+    bench.launch(s.kernel, o)
     s.driver.fail("")
     bench.launch(s.kernel, o)
     said["warm"] = s.counts()
