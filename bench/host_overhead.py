@@ -105,6 +105,7 @@ def measure(m: int, n: int, k: int, batches: int) -> dict[str, float]:
     """Return µs by what was called."""
     import gemmill
     from gemmill import on_torch
+    from gemmill.library import call_pointers
 
     a = torch.randn((m, k), device="cuda").to(torch.float8_e4m3fn)
     b = torch.randn((n, k), device="cuda").to(torch.float8_e4m3fn).t()
@@ -117,8 +118,8 @@ def measure(m: int, n: int, k: int, batches: int) -> dict[str, float]:
     plan = next(iter(reversed(on_torch._plans.values())))
     pointers = (a.data_ptr(), aq.data_ptr(), b.data_ptr(), out.data_ptr())
     stream = torch.cuda.current_stream().cuda_stream
-    arguments = (*pointers, *plan.by_stream[stream])
-    found["kernel library's call, through ctypes"] = median_us(lambda: plan.launch(*arguments), batches)
+    argument = call_pointers(*pointers) + plan.by_stream[stream]
+    found["kernel library's call, through ctypes"] = median_us(lambda: plan.launch(argument), batches)
     found["gemm_aquant, out given"] = median_us(lambda: gemmill.gemm_aquant(a, b, aq, out), batches)
     found["gemm_aquant"] = median_us(lambda: gemmill.gemm_aquant(a, b, aq), batches)
     found["torch.empty of C"] = median_us(lambda: torch.empty((m, n), dtype=torch.float16, device="cuda"), batches)

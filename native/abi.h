@@ -14,7 +14,7 @@
 
 #include <stdint.h>
 
-#define GEMMILL_ABI_VERSION 1
+#define GEMMILL_ABI_VERSION 2
 
 #define GEMMILL_OK 0
 #define GEMMILL_BAD_ARGUMENT (-1)
@@ -59,20 +59,38 @@ GEMMILL_EXPORT const char* gemmill_manifest(void);
 /* What the last failing call of this thread had to say; "" when none failed. Valid until its next failing call. */
 GEMMILL_EXPORT const char* gemmill_last_error(void);
 
-/* Bytes of workspace that gemmill_gemm_aquant needs for this problem (0 for most kernels), or a negative code. */
+/* Bytes of workspace that gemmill_gemm_aquant takes for this problem (0 for most kernels), or a negative code. */
 GEMMILL_EXPORT int64_t gemmill_workspace_bytes(int64_t M, int64_t N, int64_t K);
 
 /* The same product on device pointers (host pointers for the cpu backend).
  *
  * Leading dimensions are in elements, each at least the packed one. AQ of a preshufflequant kernel is already
  * shuffled, (T, M, b) with b = tile_k / 128 and T = ceil(QK / b); ldaq is then the distance between two of its
- * tiles, at least M * b. workspace: at least gemmill_workspace_bytes(M, N, K) bytes, 256-byte aligned, or NULL
- * when that is 0. stream: CUstream or hipStream_t; NULL is the default stream, and the only value the cpu
+ * tiles, at least M * b. workspace: at least gemmill_workspace_bytes(M, N, K) bytes of the device, 256-byte
+ * aligned, for this call alone until it is done; or NULL when that is 0, and always for the cuda backend, whose
+ * kernels then go a slower way. stream: CUstream or hipStream_t; NULL is the default stream, and the only value the cpu
  * backend takes. Allocates nothing per call and can be captured in a CUDA or HIP graph. */
 GEMMILL_EXPORT int gemmill_gemm_aquant(const void* A, const void* AQ, const void* B, void* C,
                                        int64_t M, int64_t N, int64_t K,
                                        int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc,
                                        void* workspace, int64_t workspace_bytes, void* stream);
+
+/* The arguments of gemmill_gemm_aquant, and the device that all pointers are memory of (0 for the cpu backend). */
+typedef struct GemmillCall {
+    const void *A, *AQ, *B;
+    void* C;
+    int64_t M, N, K, lda, ldaq, ldb, ldc;
+    void* workspace;
+    int64_t workspace_bytes;
+    void* stream;
+    int64_t device;
+} GemmillCall;
+
+/* gemmill_gemm_aquant for a caller who knows where the pointers lie, as torch does of its tensors: the driver is not asked,
+ * and a pointer to other memory is an error of the device. Where the current context is not the device's, its primary one is
+ * made current for the call (cuda), or the call refused (hip). One argument, since foreign function interfaces take a time
+ * for each. */
+GEMMILL_EXPORT int gemmill_launch(const GemmillCall* call);
 
 #ifdef __cplusplus
 }

@@ -15,14 +15,13 @@ import numpy as np
 from gemmill.arrays import is_torch, view_of
 from gemmill.errors import ArgumentError
 from gemmill.layout import find_layout, groups, packed_strides
-from gemmill.library import last_arguments
+from gemmill.library import call_pointers, call_rest
 from gemmill.loader import Kernel
 from gemmill.operands import Array, Fp8Matrix, Int4Matrix, PreshuffledScale, shuffled
 from gemmill.plan import Plan, PlanCache, check_apart, make_plan
 from gemmill.search import VARIABLE
 
 _WORKSPACE_ALIGN = 256  # native/abi.h
-_NO_WORKSPACE = last_arguments(None, 0, None)
 
 _plans: PlanCache[Plan] = PlanCache()
 _local = threading.local()
@@ -156,9 +155,9 @@ def _on_host(
         return _through_host(plan, a, b, a_scale, c)
     if plan.prepare_aq:
         aq = shuffled(aq, plan.groups) if plan.prepare_aq == "shuffle" else np.array(aq, order=plan.prepare_aq)  # type: ignore[call-overload]
-    last = last_arguments(_workspace(plan.workspace), plan.workspace, None) if plan.workspace else _NO_WORKSPACE
+    rest = call_rest(plan.sizes, _workspace(plan.workspace), plan.workspace) if plan.workspace else plan.on_host
     library = plan.kernel.library
-    code = library.launch(a.ctypes.data, aq.ctypes.data, b.ctypes.data, c.ctypes.data, *plan.sizes, *last)
+    code = library.launch(call_pointers(a.ctypes.data, aq.ctypes.data, b.ctypes.data, c.ctypes.data) + rest)
     if code:
         library.check(code)
     return c

@@ -2,7 +2,7 @@
 
 `host` is the host-pointer entry, `device` the device-pointer entry with packed operands, in the memory of the device;
 `gaps` is the same with lines a few elements longer than the packed ones, `aligned` with lines longer still, such that a
-GPU's copy engine takes them. The gaps hold NaN.
+GPU's copy engine takes them. The gaps hold NaN. `bare` is `aligned` without the workspace that a CUDA kernel may have.
 """
 
 from __future__ import annotations
@@ -150,11 +150,14 @@ class Harness:
             low, high = max(low, int(np.ceil(exponents.min()))), min(high, int(exponents.max()))
         return low, high
 
-    def entries(self) -> tuple[str, ...]:
-        """Name the ways to call, ``host`` and ``device`` first."""
+    def entries(self, m: int, n: int, k: int) -> tuple[str, ...]:
+        """Name the ways to multiply this shape, ``host`` and ``device`` first."""
         if self.limits:  # another provider's, which may want operands packed
             return "host", "device"
-        return ("host", "device", "gaps") if self.backend == "cpu" else ("host", "device", "gaps", "aligned")
+        if self.backend == "cpu":
+            return "host", "device", "gaps"
+        optional = self.backend == "cuda" and self.library.workspace_bytes(m, n, k) > 0
+        return ("host", "device", "gaps", "aligned", *(["bare"] if optional else []))
 
     def on_device(self) -> AbstractContextManager[None]:
         """Make the kernel's device current: what `device` and the device-pointer entry need."""
@@ -204,7 +207,7 @@ class Harness:
             if entry == "host":
                 code = self.library.run_host(*pointers, m, n, k, ld.a, ld.aq, ld.b, ld.c, groups(k), 1, None)
             else:
-                workspace, size = self.workspace(m, n, k)
+                workspace, size = self.workspace(m, n, k) if entry != "bare" else (None, 0)
                 code = self.library.run(*pointers, m, n, k, ld.a, ld.aq, ld.b, ld.c, workspace, size, None)
             if code:
                 raise CheckFailed(f"returned {code} for valid arguments: {self.library.last_error or 'no text'}")
@@ -271,7 +274,7 @@ class Harness:
         if not size:
             return None, 0
         whole = -(-size // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
-        self.device["workspace"].place(np.zeros(whole, np.uint8))
+        self.device["workspace"].place(np.full(whole, 0xFF, np.uint8))
         return self.device["workspace"].address(), size
 
 
@@ -279,7 +282,7 @@ def _leading(packed: Strides, entry: str) -> Strides:
     """Return the leading dimensions that an entry's operands are stored with."""
     if entry == "gaps":
         return Strides(packed.a + 3, packed.aq + 1, packed.b + 5, packed.c + 7)
-    if entry == "aligned":
+    if entry in ("aligned", "bare"):
         a, aq, b, c = (-(-(length + 1) // _WIDE) * _WIDE for length in (packed.a, packed.aq, packed.b, packed.c))
         return Strides(a, aq, b, c)
     return packed

@@ -2,8 +2,8 @@
 
 The way of a repeated call is short, because a decode step goes it hundreds of times. A plan holds what the C call
 takes. It is looked up by B's address first, since weights stay where they are, and taken if torch says that all tensors
-are like those of the plan (gemmill.guards); otherwise it is looked up by the tensors' attributes. They leave out where
-A, AQ and C lie: the C call finds a tensor on another device, or in host memory, when it asks the driver.
+are like those of the plan (gemmill.guards); otherwise it is looked up by the tensors' attributes. Both tell on which
+device each tensor lies. So the C call need not ask the driver; it makes that device the current one where it is not.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from gemmill.arrays import HOST, View, view_of
 from gemmill.dtypes import named_dtype
 from gemmill.errors import ArgumentError
 from gemmill.guards import guard_of
-from gemmill.library import last_arguments
+from gemmill.library import call_pointers, call_rest
 from gemmill.operands import Fp8Matrix, Int4Matrix, PreshuffledScale, groups_a_tile, told
 from gemmill.plan import Plan, PlanCache, check_apart, make_plan, operand_view
 
-# What torch.cuda.current_stream and torch.cuda.current_device ask, without the objects that they make.
+# What torch.cuda.current_stream asks, without the object that it makes.
 _raw_stream: Callable[[int], int] = getattr(
     torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
 )
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _empty_like = torch.empty_like
 
 _WRAPPERS = frozenset((Int4Matrix, Fp8Matrix, PreshuffledScale))
@@ -45,21 +44,19 @@ class TorchPlan:
     launch : callable or None
         The C call; None where there is nothing to multiply.
     plain : bool
-        Whether it takes AQ as it is, and no workspace.
+        Whether there is a C call to make, which takes AQ as it is, and no workspace.
     by_stream : dict
-        What the call takes after the pointers, for streams that it was made on.
+        What follows the pointers in the call, for streams that it was made on.
     prepare : callable or None
         What brings AQ into the kernel's order.
     alike : callable or None
         Tells whether A, B, AQ, and C where it was given, are like those of the plan; None if torch can't.
-    a_span, aq_span, b_span, c_span : int
-        Bytes that the operands stretch over; C's where it was given.
+    spans : tuple of int
+        Bytes that A, AQ and B stretch over, and minus those of C where it was given: C at c overlaps A at a where
+        ``-C < c - a < A``.
     """
 
-    __slots__ = (
-        "a_span", "alike", "aq_span", "b_span", "by_stream", "c_span", "index", "launch", "like", "plain", "plan",
-        "prepare",
-    )  # fmt: skip
+    __slots__ = ("alike", "by_stream", "index", "launch", "like", "plain", "plan", "prepare", "spans")
 
     def __init__(self, plan: Plan, a: View, aq: View, b: View, out: View | None) -> None:
         self.plan = plan
@@ -67,17 +64,16 @@ class TorchPlan:
         self.like = torch.empty(1, dtype=getattr(torch, plan.out_dtype.name), device=b.device).expand(plan.shape)
         self.launch: Any = plan.kernel.library.launch if plan.kernel else None
         self.prepare = _preparation(plan)
-        self.plain = not self.prepare and not plan.workspace
+        self.plain = bool(plan.kernel) and not self.prepare and not plan.workspace
         self.alike: Callable[..., bool] | None = None
-        self.a_span, self.aq_span, self.b_span = a.span, aq.span, b.span
-        self.c_span = out.span if out else 0
-        self.by_stream: dict[int, tuple[Any, ...]] = {}
+        self.spans = (a.span, aq.span, b.span, -out.span if out else 0)
+        self.by_stream: dict[int, bytes] = {}
 
-    def remember(self, stream: int) -> tuple[Any, ...]:
-        """Make the arguments for a stream."""
+    def remember(self, stream: int) -> bytes:
+        """Make what follows the pointers in calls on a stream."""
         if len(self.by_stream) >= _MOST_STREAMS:
             self.by_stream.clear()
-        made = self.by_stream[stream] = (*self.plan.sizes, *last_arguments(None, 0, stream))
+        made = self.by_stream[stream] = call_rest(self.plan.sizes, 0, 0, stream, self.index)
         return made
 
 
@@ -89,36 +85,21 @@ def gemm_aquant_on_torch(
     a_q: Any, b: Any, a_scale: Any, out: Any, out_dtype: Any, kernel: Any, arch: Any, stream: Any, allow_untested: bool
 ) -> Any:
     """Multiply torch tensors; arguments and errors are those of `gemmill.gemm_aquant`."""
-    if stream is not None:
-        raise ArgumentError(f"stream is {stream!r}: torch tensors go on torch's current stream; leave it out")
-    a, w, aq, said = a_q, b, a_scale, None
-    if type(a) in _WRAPPERS or type(w) in _WRAPPERS or type(aq) in _WRAPPERS:
-        a = a.data if type(a) in _WRAPPERS else a
-        w = w.data if type(w) in _WRAPPERS else w
-        aq = aq.data if type(aq) in _WRAPPERS else aq
-        said = (told(a_q), told(b), told(a_scale))
     plan: TorchPlan | None = None
-    place: Any = None
-    try:
-        b_at = w.data_ptr()
-        place = b_at if out is None else ~b_at  # an int is found in a third of the time
-        if not (said is out_dtype is kernel is arch is None) or allow_untested:
-            place = (place, said, out_dtype, kernel, arch, allow_untested)
-        plan = _placed.get(place)
-        if plan and not (plan.alike(a, w, aq) if out is None else plan.alike(a, w, aq, out)):  # type: ignore[misc]
-            plan = None
-    except (AttributeError, RuntimeError, TypeError):
-        place = None  # B has no address, or something is unhashable, which the checks below refuse by name
+    a, aq = a_q, a_scale
+    if out_dtype is kernel is arch is stream is None and not allow_untested:
+        try:
+            b_at = b.data_ptr()
+            plan = _placed.get(b_at if out is None else ~b_at)  # an int is found in a third of a tuple's time
+            if plan and not (plan.alike(a, b, aq) if out is None else plan.alike(a, b, aq, out)):  # type: ignore[misc]
+                plan = None
+        except (AttributeError, RuntimeError):
+            pass  # B has no address: it is in a wrapper, or the checks below refuse it by name
     if plan is None:
-        options = (out_dtype, kernel, arch, allow_untested)
-        plan = _find_plan(a_q, b, a_scale, out, options, (a, w, aq), said)
+        plan, a, w, aq = _search(a_q, b, a_scale, out, out_dtype, kernel, arch, stream, allow_untested)
         if plan is None:
-            return _on_cpu(a_q, b, a_scale, out, *options)
+            return _on_cpu(a_q, b, a_scale, out, out_dtype, kernel, arch, allow_untested)
         b_at = w.data_ptr()
-        if plan.alike:
-            _placed.add(place, plan)
-    if plan.launch is None:
-        return (_empty_like(plan.like) if out is None else out).zero_()
     a_at, aq_at = a.data_ptr(), aq.data_ptr()
     if out is None:
         c = _empty_like(plan.like)
@@ -126,25 +107,46 @@ def gemm_aquant_on_torch(
     else:
         c = out
         c_at = c.data_ptr()
-        c_end = c_at + plan.c_span
-        if (
-            (a_at < c_end and c_at < a_at + plan.a_span)
-            or (b_at < c_end and c_at < b_at + plan.b_span)
-            or (aq_at < c_end and c_at < aq_at + plan.aq_span)
-        ):
+        a_span, aq_span, b_span, before = plan.spans
+        if before < c_at - a_at < a_span or before < c_at - b_at < b_span or before < c_at - aq_at < aq_span:
             for label, x in (("A", a_q), ("B", b), ("AQ", a_scale)):
                 check_apart(label, operand_view(label, x), view_of("out", out))
-    index = plan.index
-    if _current_device() != index:
-        with torch.cuda.device(index):
-            return _launch(plan, a_at, aq_at, b_at, c_at, aq, c)
     if not plan.plain:
         return _launch(plan, a_at, aq_at, b_at, c_at, aq, c)
-    stream = _raw_stream(index)
-    code = plan.launch(*(a_at, aq_at, b_at, c_at) + (plan.by_stream.get(stream) or plan.remember(stream)))
+    handle = _raw_stream(plan.index)
+    code = plan.launch(call_pointers(a_at, aq_at, b_at, c_at) + (plan.by_stream.get(handle) or plan.remember(handle)))
     if code:
         plan.plan.kernel.library.check(code)  # type: ignore[union-attr]
     return c
+
+
+def _search(
+    a_q: Any, b: Any, a_scale: Any, out: Any, out_dtype: Any, kernel: Any, arch: Any, stream: Any, allow_untested: bool
+) -> tuple[TorchPlan | None, Any, Any, Any]:
+    """Return the plan, None if the operands lie in host memory, and the tensors of A, B and AQ."""
+    if stream is not None:
+        raise ArgumentError(f"stream is {stream!r}: torch tensors go on torch's current stream; leave it out")
+    a, w, aq, said = a_q, b, a_scale, None
+    if type(a) in _WRAPPERS or type(w) in _WRAPPERS or type(aq) in _WRAPPERS:
+        a, w, aq = (x.data if type(x) in _WRAPPERS else x for x in (a, w, aq))
+        said = (told(a_q), told(b), told(a_scale))
+    plan: TorchPlan | None = None
+    place: Any = None
+    try:
+        b_at = w.data_ptr()
+        place = b_at if out is None else ~b_at
+        if not (said is out_dtype is kernel is arch is None) or allow_untested:
+            place = (place, said, out_dtype, kernel, arch, allow_untested)
+            plan = _placed.get(place)
+            if plan and not (plan.alike(a, w, aq) if out is None else plan.alike(a, w, aq, out)):  # type: ignore[misc]
+                plan = None
+    except (AttributeError, RuntimeError, TypeError):
+        place = None  # B has no address, or something is unhashable, which the checks below refuse by name
+    if plan is None:
+        plan = _find_plan(a_q, b, a_scale, out, (out_dtype, kernel, arch, allow_untested), (a, w, aq), said)
+        if plan and plan.alike:
+            _placed.add(place, plan)
+    return plan, a, w, aq
 
 
 def _find_plan(
@@ -155,9 +157,8 @@ def _find_plan(
     plan = key = None
     try:
         key = (
-            type(a), a.dtype, a.shape, a.stride(), type(w), w.dtype, w.shape, w.stride(), w.get_device(),
-            type(aq), aq.dtype, aq.shape, aq.stride(),
-            None if out is None else (type(out), out.dtype, out.shape, out.stride()), said, options,
+            *((type(x), x.dtype, x.shape, x.stride(), x.get_device()) for x in (a, w, aq)),
+            None if out is None else (type(out), out.dtype, out.shape, out.stride(), out.get_device()), said, options,
         )  # fmt: skip
         plan = _plans.get(key)
     except (AttributeError, RuntimeError, TypeError):
@@ -175,16 +176,22 @@ def _find_plan(
 
 
 def _launch(plan: TorchPlan, a_at: int, aq_at: int, b_at: int, c_at: int, aq: Any, c: Any) -> Any:
-    """Make the C call with all that it may need; the plan's device is the current one."""
+    """Make the C call with all that it may need."""
+    if plan.launch is None:
+        return c.zero_()
     if plan.prepare:
         aq = plan.prepare(aq)
         aq_at = aq.data_ptr()
     # torch's allocator gives both back to this stream alone, so they may go before the kernel is done.
-    size = plan.plan.workspace
-    workspace = torch.empty(size, dtype=torch.uint8, device=c.device) if size else None
-    at = None if workspace is None else workspace.data_ptr()
-    last = last_arguments(at, size, _raw_stream(plan.index))
-    code = plan.launch(a_at, aq_at, b_at, c_at, *plan.plan.sizes, *last)
+    at, size = 0, plan.plan.workspace
+    if size:
+        try:
+            workspace = torch.empty(size, dtype=torch.uint8, device=c.device)
+            at = workspace.data_ptr()
+        except torch.cuda.OutOfMemoryError:
+            size = 0  # CUDA kernels do without, and are slower
+    rest = call_rest(plan.plan.sizes, at, size, _raw_stream(plan.index), plan.index)
+    code = plan.launch(call_pointers(a_at, aq_at, b_at, c_at) + rest)
     if code:
         plan.plan.kernel.library.check(code)  # type: ignore[union-attr]
     return c

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from gemmill.choice import Wanted, choose_kernel, remembered, takes_shuffled
 from gemmill.dtypes import output_dtype, output_kind, variant_of
 from gemmill.errors import ArgumentError
 from gemmill.layout import GROUP_K, LAYOUTS, find_layout, groups
-from gemmill.library import size_arguments
+from gemmill.library import call_rest
 from gemmill.loader import Kernel, resolve
 from gemmill.operands import Fp8Matrix, Int4Matrix, Leading, PreshuffledScale, leading_dimensions
 from gemmill.variant import FP8_TYPES, INT4, OUTPUTS, dtype_name, find_variant
@@ -60,7 +61,7 @@ class Plan:
         M, N: C's.
     out_dtype : numpy.dtype
     sizes : tuple
-        M N K lda ldaq ldb ldc, ready for `gemmill.library.Library.launch`.
+        M N K lda ldaq ldb ldc.
     prepare_aq : str
         "": AQ goes as it is; "C", "F": copied to that order; "shuffle".
     groups : int
@@ -74,11 +75,16 @@ class Plan:
     kernel: Kernel | None
     shape: tuple[int, int]
     out_dtype: np.dtype[Any]
-    sizes: tuple[Any, ...] = ()
+    sizes: tuple[int, ...] = ()
     prepare_aq: str = ""
     groups: int = 1
     workspace: int = 0
     through_host: bool = False
+
+    @cached_property
+    def on_host(self) -> bytes:
+        """What follows the pointers of a call without workspace on host arrays."""
+        return call_rest(self.sizes)
 
 
 P = TypeVar("P")
@@ -307,7 +313,7 @@ def _plan_call(kernel: Kernel, operands: _Operands, dtype: np.dtype[Any], out: V
     if operands.device == "cpu" and ARCHS[kernel.arch].backend != "cpu":
         return Plan(kernel, (m, n), dtype, through_host=True)
     ldc = n if out is None or m <= 1 else out.strides[0] // out.itemsize
-    sizes = size_arguments(m, n, k, a, aq or 0, b, ldc)
+    sizes = (m, n, k, a, aq or 0, b, ldc)
     return Plan(kernel, (m, n), dtype, sizes, prepare, per_tile, kernel.library.workspace_bytes(m, n, k))
 
 

@@ -45,6 +45,7 @@ from gemmill.reference import error_bound, reference_gemm_aquant
 from gemmill.variant import INT4
 
 _TIME_SHAPE = (16, 256, 512)
+_PACKED = ("host", "device")
 _SIMULATED_EVERYWHERE = ("exact", "unaligned", "empty")  # the others are about numbers, not about memory
 
 
@@ -86,7 +87,7 @@ class Checker(Harness):
         if self.library.kernel_count != 1:
             raise CheckFailed(f"dispatcher_get_kernel_count() is {self.library.kernel_count}, not 1")
         self.check_faults()
-        for shape in self.tail_shapes():
+        for shape in (*self.tail_shapes(), *self.workspace_shapes()):
             self.check_exact(*shape)
         self.check_unaligned()
         self.check_codes()
@@ -110,6 +111,16 @@ class Checker(Harness):
             (3, tn - 1, GROUP_K),
         ]
 
+    def workspace_shapes(self) -> list[tuple[int, int, int]]:
+        """Return shapes that take a workspace, where only large ones do: with tails, and with packed lines aligned."""
+        if self.library.workspace_bytes(1, 1, 1):
+            return []
+        tk = self.tile[2]
+        for size in (2**i for i in range(4, 13)):
+            if self.library.workspace_bytes(size, size, size):
+                return [(size + 3, size + 5, 2 * tk - 3), (size + 32, size + 96, tk + 32)]
+        return []
+
     def random_shapes(self) -> list[tuple[int, int, int]]:
         tm, tn, tk = self.tile
         return [(1, tn, tk), (35, tn // 2 + 5, 2 * tk + 37), (tm + 1, 9, 4 * tk)]
@@ -122,7 +133,7 @@ class Checker(Harness):
         multiplied = [*self.fit(m, n, k)]
         if multiplied not in self.shapes:
             self.shapes.append(multiplied)
-        entries = entries or self.entries()
+        entries = entries or self.entries(*multiplied)
         for entry in entries[:1] if self.simulated and label not in _SIMULATED_EVERYWHERE else entries:
             step = f"{_check_name(label, problem)}, {entry} entry"
             self.step(step)
@@ -155,7 +166,7 @@ class Checker(Harness):
         """Place every operand at an odd address."""
         m, n, k = 3, self.tile[1] + 1, GROUP_K + 3
         problem = self.problem(self.integers(m, k), self.integers(k, n), self.powers(m, k))
-        entries = ("host",) if self.limits else self.entries()  # another provider's may want aligned operands
+        entries = ("host",) if self.limits else ()  # another provider's may want aligned operands
         self._expect("unaligned", problem, entries, shift=1)
 
     def check_codes(self) -> None:
@@ -173,11 +184,11 @@ class Checker(Harness):
             a = np.broadcast_to(np.arange(256)[:, None], (256, GROUP_K))
         ones = np.ones((a.shape[0], 1), np.float32)
         problem = self.coded(a.astype(np.uint8), self.encode("b", one), self.encode("aq", ones))
-        self._expect("codes of A", problem, self.entries()[:2])
+        self._expect("codes of A", problem, _PACKED)
         b = np.ascontiguousarray(np.broadcast_to(np.arange(256, dtype=np.uint8), (GROUP_K, 256)))
         ones = np.ones((GROUP_K, 1), np.float32)
         problem = self.coded(self.encode("a", one), b, self.encode("aq", ones))
-        self._expect("codes of B", problem, self.entries()[:2])
+        self._expect("codes of B", problem, _PACKED)
         # One product a row, so that C is AQ, or what the powers of two in A and B make of a large one.
         factor = np.float32(2.0**-6) if self.kinds["aq"] == "f32" else np.float32(1)
         a, b = np.full((256, 1), factor), np.full((1, 3), factor)
@@ -186,7 +197,7 @@ class Checker(Harness):
         scales = np.arange(256, dtype=np.uint8)[:, None]
         if self.kinds["aq"] == "f32":
             scales = self._near_halves() / (a * factor)
-        self._expect("codes of AQ", self.coded(self.encode("a", a), self.encode("b", b), scales), self.entries()[:2])
+        self._expect("codes of AQ", self.coded(self.encode("a", a), self.encode("b", b), scales), _PACKED)
 
     def _near_halves(self) -> Array:
         """Return 256 values, float32 [256, 1]: float16 numbers, the middles between two, and their neighbours."""

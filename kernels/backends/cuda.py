@@ -61,9 +61,10 @@ _PACKAGED = {
 _PROGRAMS = ("bin/nvcc", "bin/ptxas", "bin/cudafe++", "nvvm/bin/cicc")
 _HEADERS = ("cuda.h", "cuda_runtime.h", "cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.hpp", "cuda_fp8.h", "cuda_fp8.hpp")
 
-# The section of a library that says what its launches take, and which entries these are.
+# The section of a library that says what its launches take, and which entries these are; the last two are those of
+# kernels that copy operands ahead.
 _LAUNCHES = ".gemmill.launch"
-_ENTRIES = ("gemmill_fast", "gemmill_scalar")
+_ENTRIES = ("gemmill_fast", "gemmill_scalar", "gemmill_plain", "gemmill_convert")
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for '\w+'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -233,7 +234,7 @@ def _launches(library: Path) -> dict[str, dict[str, int]]:
     rows = struct.iter_unpack("=II", read_section(library, _LAUNCHES))
     return {
         name: {"threads": threads, "dynamic_shared_memory": size}
-        for name, (threads, size) in zip(_ENTRIES, rows, strict=True)
+        for name, (threads, size) in zip(_ENTRIES, rows, strict=False)
     }
 
 

@@ -163,4 +163,9 @@ GEMMILL_BASELINE GEMMILL_EXPORT int gemmill_gemm_aquant(const void* A, const voi
     return gemmill::run_strided(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc, stream);
 }
 
+GEMMILL_BASELINE GEMMILL_EXPORT int gemmill_launch(const GemmillCall* call) {
+    return gemmill_gemm_aquant(call->A, call->AQ, call->B, call->C, call->M, call->N, call->K, call->lda, call->ldaq,
+                               call->ldb, call->ldc, call->workspace, call->workspace_bytes, call->stream);
+}
+
 }  // extern "C"

@@ -10,6 +10,7 @@ struct Device {
     bool ready;
     int multiprocessors;
     CUkernel fast, scalar;
+    CUkernel plain, convert; /* of kernels that convert operands ahead; NULL elsewhere */
 };
 
 constexpr int kMostDevices = 64;
@@ -17,7 +18,7 @@ constexpr int kMostDevices = 64;
 struct Library {
     pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
     CUlibrary handle = nullptr;
-    CUkernel fast = nullptr, scalar = nullptr;
+    CUkernel fast = nullptr, scalar = nullptr, plain = nullptr, convert = nullptr;
     Device devices[kMostDevices] = {};
     CUcontext primary[kMostDevices] = {}; /* retained for callers that have no context */
 };
@@ -43,12 +44,16 @@ inline int check_capability(int ordinal) {
         .unsupported();
 }
 
-inline int load_library(const void* image) {
+inline int load_library(const void* image, bool converts) {
     if (g_library.handle) return GEMMILL_OK;
     CUlibrary handle;
     GEMMILL_TRY(cuLibraryLoadData, &handle, image, nullptr, nullptr, 0, nullptr, nullptr, 0);
     CUresult result = GEMMILL_CU(cuLibraryGetKernel)(&g_library.fast, handle, "gemmill_fast");
     if (result == CUDA_SUCCESS) result = GEMMILL_CU(cuLibraryGetKernel)(&g_library.scalar, handle, "gemmill_scalar");
+    if (converts && result == CUDA_SUCCESS)
+        result = GEMMILL_CU(cuLibraryGetKernel)(&g_library.plain, handle, "gemmill_plain");
+    if (converts && result == CUDA_SUCCESS)
+        result = GEMMILL_CU(cuLibraryGetKernel)(&g_library.convert, handle, "gemmill_convert");
     if (result != CUDA_SUCCESS) {
         GEMMILL_CU(cuLibraryUnload)(handle);
         return driver_error("cuLibraryGetKernel", result);
@@ -57,31 +62,41 @@ inline int load_library(const void* image) {
     return GEMMILL_OK;
 }
 
-/* The device of the current context, ready to launch on. */
-inline int current_device(const void* image, int fast_bytes, int scalar_bytes, Device& out, int& ordinal) {
+/* The device of the current context. */
+inline int current_device(int& ordinal) {
     CUdevice device;
     GEMMILL_TRY(cuCtxGetDevice, &device);
     ordinal = device;
+    return GEMMILL_OK;
+}
+
+/* A device, ready to launch on; a context of it is current. Bytes of shared memory; of `plain` none where there is no such
+   entry. */
+inline int ready_device(const void* image, int fast_bytes, int scalar_bytes, int plain_bytes, int ordinal, Device& out) {
     if (ordinal < 0 || ordinal >= kMostDevices)
         return (Message() << "device " << ordinal << ": only " << kMostDevices << " are counted").unsupported();
     Device& known = g_library.devices[ordinal];
     if (!__atomic_load_n(&known.ready, __ATOMIC_ACQUIRE)) {
         LibraryLock lock;
         int code = check_capability(ordinal);
-        if (!code) code = load_library(image);
+        if (!code) code = load_library(image, plain_bytes > 0);
         if (code) return code;
         constexpr CUfunction_attribute smem = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        CUdevice device;
+        GEMMILL_TRY(cuDeviceGet, &device, ordinal);
         GEMMILL_TRY(cuKernelSetAttribute, smem, fast_bytes, g_library.fast, device);
         GEMMILL_TRY(cuKernelSetAttribute, smem, scalar_bytes, g_library.scalar, device);
+        if (plain_bytes) GEMMILL_TRY(cuKernelSetAttribute, smem, plain_bytes, g_library.plain, device);
         GEMMILL_TRY(cuDeviceGetAttribute, &known.multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
         known.fast = g_library.fast, known.scalar = g_library.scalar;
+        known.plain = g_library.plain, known.convert = g_library.convert;
         __atomic_store_n(&known.ready, true, __ATOMIC_RELEASE);
     }
     out = known;
     return GEMMILL_OK;
 }
 
-/* Makes a context current for a caller that has none, and takes it away again. */
+/* Makes a context current where the caller's is none, or another device's, and takes it away again. */
 class ContextScope {
   public:
     ContextScope() = default;
@@ -92,15 +107,29 @@ class ContextScope {
         if (pushed_) GEMMILL_CU(cuCtxPopCurrent)(&ignored);
     }
 
+    /* The caller's context, else a device's primary one. */
     int enter(int ordinal) {
         CUcontext context = nullptr;
         GEMMILL_TRY(cuCtxGetCurrent, &context);
-        if (context) return GEMMILL_OK;
+        return context ? GEMMILL_OK : push(ordinal);
+    }
+
+    /* The caller's context if it is that device's, else its primary one. */
+    int enter_device(int64_t ordinal) {
+        CUdevice device;
+        const CUresult result = GEMMILL_CU(cuCtxGetDevice)(&device);
+        if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_CONTEXT) return driver_error("cuCtxGetDevice", result);
+        return result == CUDA_SUCCESS && device == ordinal ? GEMMILL_OK : push(ordinal);
+    }
+
+  private:
+    int push(int64_t ordinal) {
         if (ordinal < 0 || ordinal >= kMostDevices) return (Message() << "device " << ordinal << ": not counted").unsupported();
+        CUcontext context = nullptr;
         {
             LibraryLock lock;
             CUdevice device;
-            GEMMILL_TRY(cuDeviceGet, &device, ordinal);
+            GEMMILL_TRY(cuDeviceGet, &device, static_cast<int>(ordinal));
             if (!g_library.primary[ordinal]) GEMMILL_TRY(cuDevicePrimaryCtxRetain, &g_library.primary[ordinal], device);
             context = g_library.primary[ordinal];
         }
@@ -109,7 +138,6 @@ class ContextScope {
         return GEMMILL_OK;
     }
 
-  private:
     bool pushed_ = false;
 };
 

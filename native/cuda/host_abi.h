@@ -20,18 +20,43 @@ extern "C" __attribute__((visibility("hidden"))) const unsigned char gemmill_cub
 
 namespace gemmill {
 
-/* What a launch of gemmill_fast and of gemmill_scalar takes: threads and bytes of dynamic shared memory. For the build to
-   read (kernels/backends/cuda.py), from a section of its own, since symbols are stripped. */
-__attribute__((section(".gemmill.launch"), used)) static const uint32_t kLaunches[2][2] = {
-    {Traits<Kernel>::threads, Traits<Kernel>::smem_bytes},
-    {Traits<Scalar<Kernel>>::threads, Traits<Scalar<Kernel>>::smem_bytes},
+template <int n>
+struct Launches {
+    uint32_t rows[n][2];
 };
+template <typename C>
+constexpr auto launches() {
+    using F = Traits<C>;
+    using S = Traits<Scalar<C>>;
+    if constexpr (C::converts) {
+        using P = Traits<Plain<C>>;
+        return Launches<4>{{{F::threads, F::smem_bytes}, {S::threads, S::smem_bytes}, {P::threads, P::smem_bytes}, {kConvertThreads, 0}}};
+    } else {
+        return Launches<2>{{{F::threads, F::smem_bytes}, {S::threads, S::smem_bytes}}};
+    }
+}
+/* What a launch of gemmill_fast, gemmill_scalar and, where there are such, gemmill_plain and gemmill_convert takes: threads
+   and bytes of dynamic shared memory. For the build to read (kernels/backends/cuda.py), from a section of its own, since
+   symbols are stripped. */
+__attribute__((section(".gemmill.launch"), used)) static const auto kLaunches = launches<Kernel>();
+
+template <typename C>
+constexpr int plain_bytes() {
+    if constexpr (C::converts) return Traits<Plain<C>>::smem_bytes;
+    return 0;
+}
 
 constexpr int kScaleBytes = bytes_of(Kernel::aq), kOutBytes = bytes_of(Kernel::out);
 constexpr Storage kStorage = {Kernel::a_col, Kernel::aq_col, Kernel::b_col, Kernel::preshuffle};
 
+inline int ready_on(int ordinal, Device& device) {
+    return ready_device(gemmill_cubin, Traits<Kernel>::smem_bytes, Traits<Scalar<Kernel>>::smem_bytes, plain_bytes<Kernel>(),
+                        ordinal, device);
+}
+
 inline int ready(Device& device, int& ordinal) {
-    return current_device(gemmill_cubin, Traits<Kernel>::smem_bytes, Traits<Scalar<Kernel>>::smem_bytes, device, ordinal);
+    const int code = current_device(ordinal);
+    return code ? code : ready_on(ordinal, device);
 }
 
 /* ---- Host pointers ---- */
@@ -76,7 +101,7 @@ class Event {
 };
 
 /* Mean time of a launch over repeats that take about 20 ms; the caller has warmed up. */
-inline int time_launches(const Device& device, const Problem& p, float* time_ms) {
+inline int time_launches(const Device& device, const Problem& p, void* workspace, float* time_ms) {
     Event start, stop;
     GEMMILL_TRY(cuEventCreate, &start.handle, CU_EVENT_DEFAULT);
     GEMMILL_TRY(cuEventCreate, &stop.handle, CU_EVENT_DEFAULT);
@@ -84,7 +109,7 @@ inline int time_launches(const Device& device, const Problem& p, float* time_ms)
     for (int repeats = 3;; repeats *= 4) {
         GEMMILL_TRY(cuEventRecord, start.handle, nullptr);
         for (int i = 0; i < repeats; ++i) {
-            const int code = launch<Kernel>(device, p, nullptr);
+            const int code = launch<Kernel>(device, p, workspace, nullptr);
             if (code) return code;
         }
         GEMMILL_TRY(cuEventRecord, stop.handle, nullptr);
@@ -122,41 +147,50 @@ inline int run_packed(const void* A, const void* AQ, const void* B, void* C, int
         preshuffle(shuffled.data, static_cast<const char*>(AQ), M, QK_A, Kernel::preshuffle, kScaleBytes);
         AQ = shuffled.data;
     }
-    DeviceBuffer a, aq, b, c;
+    DeviceBuffer a, aq, b, c, workspace;
     code = a.upload(A, Kernel::a == Elem::i4 ? ceil_div(M * K, 2) : M * K);
     if (!code) code = aq.upload(AQ, K > 0 ? scales * kScaleBytes : 0);
     if (!code) code = b.upload(B, K * N);
     if (!code) code = c.allocate(M * N * kOutBytes);
     if (code) return code;
     p = make_problem(a.get(), aq.get(), b.get(), c.get(), M, N, K, stride_A, stored_aq.length, stride_B, stride_C);
-    code = launch<Kernel>(device, p, nullptr);
+    workspace.allocate(workspace_bytes<Kernel>(M, N, K)); /* without it the kernel is slower, not wrong */
+    code = launch<Kernel>(device, p, workspace.get(), nullptr);
     if (code) return code;
     GEMMILL_TRY(cuStreamSynchronize, nullptr);
     GEMMILL_TRY(cuMemcpyDtoH, C, c.address(), static_cast<size_t>(M * N * kOutBytes));
-    return time_ms ? time_launches(device, p, time_ms) : GEMMILL_OK;
+    return time_ms ? time_launches(device, p, workspace.get(), time_ms) : GEMMILL_OK;
 }
 
 /* ---- Device pointers ---- */
 
+/* `known`: the device that the pointers are memory of, from a caller who knows; else the driver is asked. */
 inline int run_strided(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N, int64_t K, int64_t lda,
-                       int64_t ldaq, int64_t ldb, int64_t ldc, void* stream) {
+                       int64_t ldaq, int64_t ldb, int64_t ldc, void* workspace, int64_t bytes, void* stream,
+                       const int64_t* known) {
     const Problem p = make_problem(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc);
     int code = check_strided(kStorage, p);
     if (!code) code = expect_aligned("C", C, kOutBytes);
     if (!code) code = expect_aligned("AQ", AQ, kScaleBytes);
+    const int64_t needed = code ? 0 : workspace_bytes<Kernel>(M, N, K);
+    if (!needed) workspace = nullptr;
+    if (workspace && !code) code = expect_at_least("workspace_bytes", bytes, needed);
+    if (workspace && !code && reinterpret_cast<uintptr_t>(workspace) % kCopyAlignment)
+        code = (Message() << "workspace: expected an address that is a multiple of " << kCopyAlignment << " bytes").bad_argument();
     if (!code) code = open_driver();
     ContextScope context;
     int ordinal = 0;
-    if (!code) code = context.enter(0);
+    if (!code) code = known ? context.enter_device(*known) : context.enter(0);
     Device device;
-    if (!code) code = ready(device, ordinal);
-    const bool some = M > 0 && N > 0;
-    if (!code) code = expect_device_pointer("A", A, ordinal, some && K > 0);
-    if (!code) code = expect_device_pointer("AQ", AQ, ordinal, some && K > 0);
-    if (!code) code = expect_device_pointer("B", B, ordinal, some && K > 0);
-    if (!code) code = expect_device_pointer("C", C, ordinal, some);
+    if (!code) code = known ? ready_on(static_cast<int>(*known), device) : ready(device, ordinal);
+    const bool ask = !known && M > 0 && N > 0;
+    if (!code) code = expect_device_pointer("A", A, ordinal, ask && K > 0);
+    if (!code) code = expect_device_pointer("AQ", AQ, ordinal, ask && K > 0);
+    if (!code) code = expect_device_pointer("B", B, ordinal, ask && K > 0);
+    if (!code) code = expect_device_pointer("C", C, ordinal, ask);
+    if (!code) code = expect_device_pointer("workspace", workspace, ordinal, !known && workspace);
     if (code) return code;
-    return launch<Kernel>(device, p, static_cast<CUstream>(stream));
+    return launch<Kernel>(device, p, workspace, static_cast<CUstream>(stream));
 }
 
 inline int initialize() {
@@ -193,13 +227,21 @@ GEMMILL_EXPORT const char* gemmill_manifest(void) { return gemmill::Kernel::kMan
 
 GEMMILL_EXPORT const char* gemmill_last_error(void) { return gemmill::t_error.text; }
 
-GEMMILL_EXPORT int64_t gemmill_workspace_bytes(int64_t M, int64_t N, int64_t K) { return gemmill::check_sizes(M, N, K); }
+GEMMILL_EXPORT int64_t gemmill_workspace_bytes(int64_t M, int64_t N, int64_t K) {
+    const int code = gemmill::check_sizes(M, N, K);
+    return code ? code : gemmill::workspace_bytes<gemmill::Kernel>(M, N, K);
+}
 
 GEMMILL_EXPORT int gemmill_gemm_aquant(const void* A, const void* AQ, const void* B, void* C, int64_t M, int64_t N, int64_t K,
                                        int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc, void* workspace,
                                        int64_t workspace_bytes, void* stream) {
-    (void)workspace, (void)workspace_bytes; /* gemmill_workspace_bytes() is 0 */
-    return gemmill::run_strided(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc, stream);
+    return gemmill::run_strided(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc, workspace, workspace_bytes, stream, nullptr);
+}
+
+GEMMILL_EXPORT int gemmill_launch(const GemmillCall* call) {
+    const GemmillCall& c = *call;
+    return gemmill::run_strided(c.A, c.AQ, c.B, c.C, c.M, c.N, c.K, c.lda, c.ldaq, c.ldb, c.ldc, c.workspace,
+                                c.workspace_bytes, c.stream, &c.device);
 }
 
 }  // extern "C"

@@ -52,6 +52,31 @@ struct Params {
     int vector_aq; // four scales of a row can be loaded at once, from a group that is a multiple of 4
 };
 
+// What brings an operand to K-major, a byte an element, before the kernel runs (convert.cuh).
+struct Conversion {
+    const uint8_t* from; // lines as stored, `pitch` bytes apart
+    uint8_t* to;         // [rows][to_pitch]
+    int64_t pitch, to_pitch;
+    int rows;
+};
+struct Conversions {
+    Conversion a, b;
+    int k, a_blocks; // the blocks after these are B's
+};
+constexpr int kConvertThreads = 128, kConvertRows = 256, kConvertK = 128; // of a block
+
+// From here on the copies cost less than what they save.
+constexpr int64_t kConvertM = 512, kConvertN = 512;
+
+// The kernel's twin for such copies.
+template <class C>
+struct Plain : C {
+    static constexpr bool copies_a = C::a == Elem::i4 || C::a_col, copies_b = !C::b_col;
+    static constexpr Elem a = C::a == Elem::i4 ? Elem::e4m3 : C::a;
+    static constexpr bool a_col = C::a_col && !copies_a, b_col = true, swap = false;
+    static constexpr int products = C::tile_m * C::tile_n <= 128 * 128 && !a_col ? 2 : 1;
+};
+
 // The kernel's twin for operands that the fast one can't take: same arithmetic, any alignment, a tile that fits.
 template <class C>
 struct Scalar : C {

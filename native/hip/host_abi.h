@@ -243,6 +243,17 @@ inline int run_strided(const void* A, const void* AQ, const void* B, void* C, in
     return entry->launch(make_args(p), workspace, static_cast<hipStream_t>(stream));
 }
 
+inline int run_call(const GemmillCall& c) {
+    const int code = open_driver();
+    if (code) return code;
+    int current = 0;
+    GEMMILL_HIP(hipGetDevice, &current);
+    if (c.device != current)
+        return (Message() << "device = " << c.device << ": expected " << current << ", the current one").bad_argument();
+    return run_strided(c.A, c.AQ, c.B, c.C, c.M, c.N, c.K, c.lda, c.ldaq, c.ldb, c.ldc, c.workspace, c.workspace_bytes,
+                       c.stream);
+}
+
 /* ---- Life ----------------------------------------------------------------------------------------------- */
 
 inline int initialize() {
@@ -296,5 +307,7 @@ GEMMILL_EXPORT int gemmill_gemm_aquant(const void* A, const void* AQ, const void
                                        void* workspace, int64_t workspace_bytes, void* stream) {
     return gemmill::run_strided(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc, workspace, workspace_bytes, stream);
 }
+
+GEMMILL_EXPORT int gemmill_launch(const GemmillCall* call) { return gemmill::run_call(*call); }
 
 }  // extern "C"

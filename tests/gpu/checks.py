@@ -8,6 +8,7 @@ from typing import Any
 
 import accumulation
 import concurrency
+import conversion
 import faults
 import shapes
 import wide
@@ -30,6 +31,13 @@ def _way_of_a(entry: Any) -> Any:
 
 def _layout(entry: Any) -> Any:
     return entry.config["layout"]
+
+
+def _converting(entry: Any) -> Any:
+    """Kernels that copy operands to K-major ahead, as templates/cuda.cu.j2 chooses them."""
+    config = entry.config
+    copies = config["layout"][1] == "r" or "i4" in config["variant"]
+    return entry.name if config["family"] == "prefill" and copies else None
 
 
 def _family_of_rcr(entry: Any) -> Any:
@@ -59,6 +67,9 @@ CHECKS = (
     Check("shapes", shapes.check_shapes),
     Check("inputs", shapes.check_inputs_are_left_alone),
     Check("repeats", shapes.check_repeats),
+    Check("conversion", conversion.check_conversion, _converting),
+    Check("conversion-at-once", conversion.check_at_once, _converting),
+    Check("conversion-arguments", conversion.check_arguments, _converting),
     Check("far-lines", wide.check_far_lines),
     Check("two-streams", concurrency.check_two_streams),
     Check("load", concurrency.check_bits_under_load),

@@ -60,6 +60,9 @@ def classes(entry: Any) -> Any:
     return config["family"], tuple(config["tile"]), config["layout"], "i4" in config["variant"]
 
 
+AHEAD = (545, 517, 133)  # M, N, K of which operands are copied into a workspace, where a kernel takes one
+
+
 def cases(tile: list[int]) -> list[Case]:
     """Return small problems in which every block goes around its ring of stages."""
     from operands import Case
@@ -82,13 +85,17 @@ def child(job: Path) -> int:
     from driver import Gpu
     from gemmill.cache import Cache
     from gemmill.library import Library
+    from operands import Case
     from workbench import Workbench, Wrong
 
     one = json.loads(job.read_text())
     bench = Workbench(Gpu(), Cache(job), [])
     library = Library(Path(one["library"]), one["arch"], one["name"])
     kernel = Opened(one["name"], one["arch"], one["config"], "_preshufflequant" in one["name"], library)
-    for case in cases(one["config"]["tile"]):
+    problems = cases(one["config"]["tile"])
+    if library.workspace_bytes(*AHEAD):
+        problems.append(Case(*AHEAD, "aligned"))
+    for case in problems:
         print(f"{_MARK}{one['name']} {case}", flush=True)
         try:
             bench.check(kernel, bench.operands(kernel, case), str(case))  # type: ignore[arg-type]

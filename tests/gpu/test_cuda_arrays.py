@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any
 
@@ -185,8 +186,8 @@ def test_tensors_that_are_others_at_the_same_address() -> None:
             e5m2 = case.a.view(torch.float8_e5m2)
             for text, call in (
                 ("A float8_e5m2, B float8_e4m3fn", lambda b=b, a=e5m2: gemmill.gemm_aquant(a, b, case.aq)),
-                ("host pointer", lambda b=b: gemmill.gemm_aquant(case.a.cpu(), b, case.aq)),
-                ("host pointer", lambda b=b: gemmill.gemm_aquant(case.a, b, case.aq.cpu())),
+                ("A on cpu", lambda b=b: gemmill.gemm_aquant(case.a.cpu(), b, case.aq)),
+                ("AQ on cpu", lambda b=b: gemmill.gemm_aquant(case.a, b, case.aq.cpu())),
                 ("one scale", lambda b=b: gemmill.gemm_aquant(case.a, b, case.aq[:, :1])),
                 ("out overlaps B", lambda b=b: gemmill.gemm_aquant(case.a, b, case.aq, _as_out(memory))),
             ):
@@ -211,6 +212,17 @@ def test_the_current_stream() -> None:
         assert not stream.query(), "the call waited for the device"
     stream.synchronize()
     case.check(c, "behind a late producer")
+
+
+def test_a_thread_that_has_no_context_yet() -> None:
+    case = Case("fp8", "rcr", (16, 64, 384))
+    out = torch.full((16, 64), float("nan"), dtype=torch.float16, device="cuda")
+    gemmill.gemm_aquant(*case.operands(), out)  # the plan is there, so the thread asks torch for nothing but its stream
+    out.fill_(float("nan"))
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as pool:
+        c = pool.submit(gemmill.gemm_aquant, *case.operands(), out).result()
+    case.check(c, "from another thread")
 
 
 def test_a_graph_is_captured_and_replayed_with_new_inputs() -> None:
@@ -372,8 +384,8 @@ def test_bad_input_is_refused_and_the_context_stays_usable() -> None:
     def call(*operands: Any, **options: Any) -> Callable[[], Any]:
         return lambda: gemmill.gemm_aquant(*operands, **options)
 
-    raises(ArgumentError, "host pointer", call(a, b, aq.cpu()))
-    raises(ArgumentError, "host pointer", call(a, b, aq.cpu().pin_memory()))
+    raises(ArgumentError, "AQ on cpu", call(a, b, aq.cpu()))
+    raises(ArgumentError, "AQ on cpu", call(a, b, aq.cpu().pin_memory()))
     raises(ArgumentError, "A is a numpy.ndarray", call(_numpy(a), b, aq))
     raises(ArgumentError, "no variant takes A float32", call(a.float(), b, aq))
     raises(ArgumentError, "no variant takes A float8_e5m2", call(a.view(torch.uint8).view(torch.float8_e5m2), b, aq))
@@ -404,7 +416,7 @@ def test_a_tensor_on_another_device_is_refused() -> None:
     case = Case("fp8", "rcr", (16, 64, 384))
     a, b, aq = case.operands()
     gemmill.gemm_aquant(a, b, aq)
-    raises(ArgumentError, "device 1", lambda: gemmill.gemm_aquant(a.to("cuda:1"), b, aq))
+    raises(ArgumentError, "A on cuda:1, B on cuda:0", lambda: gemmill.gemm_aquant(a.to("cuda:1"), b, aq))
     moved = [x.view(torch.uint8).to("cuda:1").view(x.dtype) for x in (a, b)]
     c = gemmill.gemm_aquant(*moved, aq.to("cuda:1"))
     assert c.device.index == 1 and torch.cuda.current_device() == 0

@@ -1,7 +1,7 @@
 """A kernel and a device: operands in fenced memory, calls through the device-pointer entry, and what came out.
 
 Every operand lies between guard bands of NaN, so that a read outside it shows in C; C and its bands are NaN before a
-call, and the bands, and the gaps between C's rows, must be untouched afterwards.
+call, and the bands, and the gaps between C's rows, must be untouched afterwards. So must the bands of a workspace.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Operands:
     base_c: int
     whole_c: int
     wanted: Array = field(repr=False)  # C, rounded
+    workspace: tuple[int, int] = (0, 0)  # address and size, once a kernel took one
 
 
 class Workbench:
@@ -144,13 +145,28 @@ class Workbench:
     # ---- calls ----
 
     def poison(self, o: Operands) -> None:
-        """Fill C and what is around it with NaN."""
+        """Fill C, the workspace, and what is around them with NaN."""
         self.gpu.fill(o.base_c, 0xFF, o.whole_c)
+        address, size = o.workspace
+        if size:
+            self.gpu.fill(address - _GUARD, 0xFF, size + 2 * _GUARD)
 
-    def launch(self, kernel: Kernel, o: Operands, stream: int | None = None) -> None:
-        """Start one product."""
+    def workspace(self, kernel: Kernel, o: Operands) -> tuple[int | None, int]:
+        """Return address and size of what the kernel takes for this problem; one problem has one workspace."""
+        size = kernel.library.workspace_bytes(*o.problem.shape)
+        if size > o.workspace[1]:
+            base = self.gpu.allocate(size + 2 * _GUARD)
+            o.memory.append(base)
+            o.workspace = base + _GUARD, size
+            self.gpu.fill(base, 0xFF, size + 2 * _GUARD)
+        return (o.workspace[0], size) if size else (None, 0)
+
+    def launch(self, kernel: Kernel, o: Operands, stream: int | None = None, bare: bool = False) -> None:
+        """Start one product; `bare`: without a workspace."""
         s = o.stored
-        code = kernel.library.run(o.a, o.aq, o.b, o.c, *o.problem.shape, s.lda, s.ldaq, s.ldb, s.ldc, None, 0, stream)
+        sizes = (*o.problem.shape, s.lda, s.ldaq, s.ldb, s.ldc)
+        workspace = (None, 0) if bare else self.workspace(kernel, o)
+        code = kernel.library.run(o.a, o.aq, o.b, o.c, *sizes, *workspace, stream)
         if code:
             raise Wrong(f"returned {code} for valid arguments: {kernel.library.last_error}")
 
@@ -163,6 +179,10 @@ class Workbench:
         start = o.c - o.base_c
         if (whole[:start] != 0xFF).any() or (whole[start + o.c_bytes :] != 0xFF).any():
             raise Wrong("wrote outside C")
+        address, size = o.workspace
+        for band in (address - _GUARD, address + size) if size else ():
+            if (self.gpu.download(band, _GUARD) != 0xFF).any():
+                raise Wrong("wrote outside the workspace")
         if not m or not n:
             return np.empty((m, n), dtype)
         lines = np.full(m * ldc * dtype.itemsize, 0xFF, np.uint8)
@@ -172,11 +192,11 @@ class Workbench:
             raise Wrong("wrote between the rows of C")
         return np.ascontiguousarray(rows[:, : n * dtype.itemsize]).view(dtype)
 
-    def multiply(self, kernel: Kernel, o: Operands, stream: int | None = None) -> Array:
+    def multiply(self, kernel: Kernel, o: Operands, stream: int | None = None, bare: bool = False) -> Array:
         """Poison C, multiply, and return C."""
         self.poison(o)
         self.gpu.synchronize()
-        self.launch(kernel, o, stream)
+        self.launch(kernel, o, stream, bare)
         return self.result(kernel, o)
 
     def expect(self, o: Operands, c: Array, what: str) -> None:

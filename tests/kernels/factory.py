@@ -48,6 +48,7 @@ const char* gemmill_last_error(void) { return __FILE__; }
 int64_t gemmill_workspace_bytes(int64_t, int64_t, int64_t) { return 0; }
 int gemmill_gemm_aquant(const void*, const void*, const void*, void*, int64_t, int64_t, int64_t, int64_t, int64_t,
                         int64_t, int64_t, void*, int64_t, void*) { return GEMMILL_UNSUPPORTED; }
+int gemmill_launch(const GemmillCall*) { return GEMMILL_UNSUPPORTED; }
 }
 #endif
 """

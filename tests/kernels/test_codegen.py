@@ -120,7 +120,7 @@ def test_all_names_are_given_to_the_template(paths: Paths) -> None:
     assert literal is not None
     manifest = json.loads(ast.literal_eval(literal[1]))
     assert manifest["operands"]["AQ"] == {"dtype": "float8_e4m3fn", "order": "column"}
-    assert (manifest["abi"], manifest["backend"], manifest["arch"]) == (1, "cpu", "generic")
+    assert (manifest["abi"], manifest["backend"], manifest["arch"]) == (2, "cpu", "generic")
 
 
 @pytest.mark.parametrize(

@@ -183,19 +183,29 @@ def test_without_any_nvcc_the_error_says_what_to_install(packages: Path, monkeyp
         cuda.find_nvcc()
 
 
-def test_a_built_library_answers_without_a_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "layout", "family", "ahead"),
+    [("fp8", "rcr", "decode", False), ("bf8i4f32", "rcr", "prefill", True)],
+)
+def test_a_built_library_answers_without_a_gpu(
+    tmp_path: Path, variant: str, layout: str, family: str, ahead: bool
+) -> None:
     try:
         cuda.find_toolchain()
     except UnsupportedError as error:
         pytest.skip(str(error))
-    config = next(c for c in CONFIGS if (c.variant, c.layout, c.family) == ("fp8", "rcr", "decode"))
+    config = next(c for c in CONFIGS if (c.variant, c.layout, c.family) == (variant, layout, family))
     build = Build(Paths.of(CHECKOUT.root, build=tmp_path / "build", cache=tmp_path / "cache"))
     done = build.compile(config)
     assert done.ok, done.message
     assert not done.message
     found = build.store.cache.read(done.key)
     resources = found.manifest["build"]["resources"]
-    assert set(resources) == {"gemmill_fast", "gemmill_scalar"} and all(r["registers"] for r in resources.values())
+    assert all(r["registers"] for r in resources.values())
+    if ahead:
+        conversion = resources.pop("gemmill_convert")
+        assert conversion["threads"] == 128 and not conversion["dynamic_shared_memory"]
+    assert set(resources) == {"gemmill_fast", "gemmill_scalar", *(["gemmill_plain"] if ahead else [])}
     for entry in resources.values():
         assert entry["threads"] % 128 == 0 and 16 * 1024 < entry["dynamic_shared_memory"] <= 227 * 1024
     library = found.path / "kernel.so"

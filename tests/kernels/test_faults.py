@@ -159,7 +159,7 @@ def remove_manifest(folder: Path) -> None:
 
 def change_inputs(folder: Path) -> None:
     text = (folder / MANIFEST).read_text()
-    (folder / MANIFEST).write_text(text.replace('"abi": 1', '"abi": 2'))
+    (folder / MANIFEST).write_text(text.replace('"abi": 2', '"abi": 3'))
 
 
 @pytest.mark.parametrize(

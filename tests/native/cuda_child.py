@@ -8,10 +8,12 @@ prints one JSON value.
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,12 @@ from gemmill.device_memory import CudaMemory
 from gemmill.errors import DeviceError, GemmillError
 from gemmill.harness import CheckFailed
 from gemmill.layout import groups
+from gemmill.library import call_pointers, call_rest
 from gemmill.loader import Kernel
 from gemmill.operands import Fp8Matrix
 from gemmill.selfcheck import Checker
 from operands import Case, expected, problem, store
-from workbench import Workbench, Wrong
+from workbench import Operands, Workbench, Wrong
 
 from kernels.catalogue import load_catalogue
 
@@ -64,14 +67,14 @@ class Child:
         (config,) = (c for c in load_catalogue().configs(wanted.partition("/")[0], out=None) if c.id == wanted)
         self.checks = checks.split(",") if checks else []
         self.kernel = SimulatedKernel(config, Path(library), Path(source), fault)
-        self.driver.compute(self.kernel.multiply)
+        self.driver.compute(self.kernel.run)
         self.library = self.kernel.library
 
-    def host(self) -> tuple[int, str, bool]:
+    def host(self, shape: tuple[int, int, int] = SHAPE) -> tuple[int, str, bool]:
         """Call the host-pointer entry with a time; return its code, its text, and whether C is right."""
-        p = problem(self.kernel.config["variant"], *SHAPE)
+        p = problem(self.kernel.config["variant"], *shape)
         s = store(Unshuffled(self.kernel), p, "packed")
-        m, n, k = SHAPE
+        m, n, k = shape
         wanted = expected(p.exact, self.kernel.config["out"])
         c, time_ms = np.full((m, n), np.nan, wanted.dtype), np.zeros(1, np.float32)
         code = self.library.run_host(
@@ -82,6 +85,12 @@ class Child:
 
     def counts(self) -> dict[str, int]:
         return {name: count for name in FUNCTIONS if (count := self.driver.calls(name))}
+
+
+def apart(call: Callable[[], Any]) -> Any:
+    """Return what a call returns in a thread of its own: one without a context, and without tensor maps made before."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
 
 
 def good(s: Child) -> Any:
@@ -109,10 +118,10 @@ def failures(s: Child) -> Any:
         for turn in range(1, count + 1):
             before = s.driver.live
             s.driver.fail(name, turn)
-            code, text, _ = s.host()
+            (code, text, _), contexts = apart(lambda: (s.host(), s.driver.contexts))
             s.library.cleanup()
             s.driver.fail("")
-            lost, contexts = s.driver.live - before, s.driver.contexts
+            lost = s.driver.live - before
             again, _, right = s.host()
             s.library.cleanup()
             found.append(
@@ -141,20 +150,86 @@ def strided(s: Child) -> Any:
     o = bench.operands(s.kernel, Case(*SHAPE, "aligned"))
     bench.check(s.kernel, o, "strided")
     live = s.driver.live
-    s.driver.fail("")
-    bench.launch(s.kernel, o)
-    warm, failed = s.counts(), []
-    for name, count in warm.items():
-        for turn in range(1, count + 1):
-            s.driver.fail(name, turn)
-            try:
-                bench.launch(s.kernel, o)
-                failed.append([name, 0, ""])
-            except Wrong as error:
-                failed.append([name, int(str(error).split()[1]), str(error)])
-            s.driver.fail("")
-    bench.check(s.kernel, o, "after failures")
-    return {"warm": warm, "failed": failed, "lost": s.driver.live - live}
+    pointers, sizes = (o.a, o.aq, o.b, o.c), (*SHAPE, o.stored.lda, o.stored.ldaq, o.stored.ldb, o.stored.ldc)
+    told = {}
+    for entry, call in (
+        ("run", lambda: s.library.run(*pointers, *sizes, None, 0, None)),
+        ("launch", lambda: s.library.launch(call_pointers(*pointers) + call_rest(sizes))),
+    ):
+        s.driver.fail("")
+        codes = [call()]
+        warm, failed = s.counts(), []
+
+        def in_context(call: Callable[[], int] = call) -> tuple[int, str]:
+            gpu.enter()
+            code = call()
+            return code, s.library.last_error if code else ""
+
+        s.driver.fail("")
+        codes.append(apart(in_context)[0])
+        first = s.counts()
+        for name, count in first.items():
+            for turn in range(1, count + 1):
+                s.driver.fail(name, turn)
+                failed.append([name, *apart(in_context)])
+                s.driver.fail("")
+        bench.check(s.kernel, o, f"after failures of {entry}")
+        told[entry] = {"codes": codes, "warm": warm, "first": first, "failed": failed}
+    return {**told, "lost": s.driver.live - live}
+
+
+def current(s: Child) -> Any:
+    """Launch where the current context is none, the device's, or another's, and on devices that are not there."""
+    gpu = Gpu()
+    bench = Workbench(gpu, Cache("none"), [s.kernel])
+    o = bench.operands(s.kernel, Case(*SHAPE, "aligned"))
+    sizes = (*SHAPE, o.stored.lda, o.stored.ldaq, o.stored.ldb, o.stored.ldc)
+    s.driver.c.fake_devices(2, 9, 0)
+
+    def launch(device: int, inside: bool, failing: str) -> list[Any]:
+        if inside:
+            gpu.enter()
+        before = s.driver.contexts
+        s.driver.fail(failing)
+        code = s.library.launch(call_pointers(o.a, o.aq, o.b, o.c) + call_rest(sizes, device=device))
+        said = [code, s.library.last_error if code else "", s.driver.calls("cuLaunchKernelEx")]
+        s.driver.fail("")
+        return [*said, int(s.driver.c.fake_launch_device()), s.driver.contexts - before]
+
+    cases = (
+        *((0, True, ""), (0, False, ""), (1, True, ""), (0, True, ""), (0, True, "cuCtxGetDevice")),
+        *((-1, True, ""), (64, False, ""), (2**32, True, "")),
+    )
+    return [apart(functools.partial(launch, *case)) for case in cases]
+
+
+def maps(s: Child) -> Any:
+    """Launch problems that differ in one thing and share their memory; return each launch's tensor maps."""
+    gpu = Gpu()
+    bench = Workbench(gpu, Cache("none"), [s.kernel])
+    o = bench.operands(s.kernel, Case(*SHAPE, "aligned"))
+    s.driver.compute(lambda entry, params: None)  # some would read beyond the memory
+    lds = (o.stored.lda, o.stored.ldaq, o.stored.ldb, o.stored.ldc)
+
+    def launch(m: int, n: int, k: int, a: int, lda: int, ldb: int, ldc: int) -> list[int]:
+        gpu.enter()
+        sizes = (m, n, k, lds[0] + lda, lds[1], lds[2] + ldb, lds[3] + ldc)
+        code = s.library.launch(call_pointers(o.a + a, o.aq, o.b, o.c) + call_rest(sizes))
+        assert code == 0, s.library.last_error
+        found = (ctypes.c_uint64 * 48)()
+        s.driver.c.fake_maps(found)
+        return list(found)
+
+    m, n, k = SHAPE
+    problems = [
+        *((m, n, k, 0, 0, 0, 0), (m - 1, n, k, 0, 0, 0, 0), (m, n - 8, k, 0, 0, 0, 0), (m, n, k - 1, 0, 0, 0, 0)),
+        *((m, n, k, 16 * i, 0, 0, 0) for i in range(1, 100)),  # more than a thread keeps
+        *((m, n, k, 0, 16, 0, 0), (m, n, k, 0, 0, 16, 0), (m, n, k, 0, 0, 0, 16)),
+    ]
+    return {
+        "new": [apart(functools.partial(launch, *problem)) for problem in problems],
+        "kept": [[launch(*problem) for problem in problems] for _ in range(2)],
+    }
 
 
 def devices(s: Child) -> Any:
@@ -206,6 +281,68 @@ def launched(s: Child, cases: list[Case]) -> dict[str, Any]:
         o = bench.operands(s.kernel, case)
         bench.launch(s.kernel, o)
         said[str(case)] = [entries[-1], int(s.driver.c.fake_grid()), bool(s.driver.c.fake_cluster())]
+    return said
+
+
+def converted(s: Child) -> Any:
+    """Call a kernel that copies operands ahead, in every way: what is launched, what is refused, and what may fail."""
+    bench = Workbench(Gpu(), Cache("none"), [s.kernel])
+    launched: list[list[Any]] = []
+
+    def run(entry: str, params: Any) -> None:
+        launched.append([entry, int(s.driver.c.fake_grid())])
+        s.kernel.run(entry, params)
+
+    s.driver.compute(run)
+    said: dict[str, Any] = {}
+
+    def tried(name: str, case: Case, bare: bool = False) -> Operands:
+        launched.clear()
+        o = bench.operands(s.kernel, case)
+        bench.expect(o, bench.multiply(s.kernel, o, bare=bare), name)
+        said[name] = list(launched)
+        return o
+
+    o = tried("with", Case(544, 608, 288))
+    tried("tails", Case(515, 517, 253, "aligned"))
+    tried("without", Case(544, 608, 288), bare=True)
+    tried("odd", Case(544, 608, 288, "odd"))
+    tried("small", Case(544, 500, 288, "aligned"))
+    tried("no k", Case(544, 608, 0))
+
+    live = s.driver.live
+    bench.launch(s.kernel, o)  # tensor maps of the same memory took the place of this problem's
+    s.driver.fail("")
+    bench.launch(s.kernel, o)
+    said["warm"] = s.counts()
+    said["failed"] = []
+    for turn in (1, 2):
+        s.driver.fail("cuLaunchKernelEx", turn)
+        launched.clear()
+        try:
+            bench.launch(s.kernel, o)
+        except Wrong as error:
+            said["failed"].append([str(error), [entry for entry, _ in launched]])
+        s.driver.fail("")
+    bench.check(s.kernel, o, "after failures")
+    return {**said, "lost": s.driver.live - live}
+
+
+def converted_from_host(s: Child) -> Any:
+    """Call the host-pointer entry where a workspace is taken, and where the device has no memory for it."""
+    launched: list[str] = []
+
+    def run(entry: str, params: Any) -> None:
+        launched.append(entry)
+        s.kernel.run(entry, params)
+
+    s.driver.compute(run)
+    said = []
+    for turn in (0, 5):
+        s.driver.fail("cuMemAlloc" if turn else "", turn, 2)
+        launched.clear()
+        code, text, right = s.host((544, 608, 288))
+        said.append([code, text, right, sorted(set(launched)), s.driver.live])
     return said
 
 
@@ -343,8 +480,21 @@ class _HostArray:
 SCENARIOS: dict[str, Callable[[Child], Any]] = {
     one.__name__: one
     for one in (
-        *(good, failures, out_of_memory, strided, devices, threads, launches, sanitized, device_tests, arrays),
-        *(selftest, selftest_without_memory, memory),
+        *(
+            good,
+            failures,
+            out_of_memory,
+            strided,
+            current,
+            maps,
+            devices,
+            threads,
+            launches,
+            sanitized,
+            device_tests,
+            arrays,
+        ),
+        *(selftest, selftest_without_memory, memory, converted, converted_from_host),
     )
 }
 

@@ -14,8 +14,9 @@
 
 namespace {
 
+using gemmill::Conversions;
 using gemmill::Params;
-using Computing = void (*)(const char* entry, const Params* params);
+using Computing = void (*)(const char* entry, const void* params); // Params, or Conversions of gemmill_convert
 
 struct Kernel {
     std::string name;
@@ -23,7 +24,7 @@ struct Kernel {
 };
 
 struct Library {
-    Kernel kernels[2] = {{"gemmill_fast"}, {"gemmill_scalar"}};
+    Kernel kernels[4] = {{"gemmill_fast"}, {"gemmill_scalar"}, {"gemmill_plain"}, {"gemmill_convert"}};
 };
 
 struct Stream {
@@ -44,6 +45,8 @@ int devices = 1, major = 9, minor = 0;
 Computing computing = nullptr;
 CUlaunchConfig last_launch;
 bool last_was_cluster = false;
+int last_device = -1; // of the context that it was in
+CUtensorMap last_maps[3];
 
 constexpr size_t kMemory = size_t(1) << 34;
 constexpr int kShared = 227 * 1024;
@@ -122,6 +125,8 @@ void fake_devices(int count, int capability_major, int capability_minor) {
 void fake_compute(Computing function) { computing = function; }
 unsigned fake_grid() { return last_launch.gridDimX; }
 int fake_cluster() { return last_was_cluster; }
+int fake_launch_device() { return last_device; }
+void fake_maps(CUtensorMap* out) { std::memcpy(out, last_maps, sizeof last_maps); }
 
 // ---- The driver's ----
 
@@ -219,36 +224,43 @@ CUresult cuKernelSetAttribute(CUfunction_attribute, int value, CUkernel kernel, 
     if (value > kShared) return CUDA_ERROR_INVALID_VALUE;
     return reinterpret_cast<Kernel*>(kernel)->shared_bytes = value, CUDA_SUCCESS;
 }
-CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void* base, const cuuint64_t* size,
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t, void* base, const cuuint64_t* size,
                                 const cuuint64_t* pitch, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave,
-                                CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+                                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
     CALLED("cuTensorMapEncodeTiled");
     // What the manual asks of a two-dimensional map of bytes.
     const bool fits = reinterpret_cast<uintptr_t>(base) % 16 == 0 && pitch[0] % 16 == 0 && pitch[0] < (1ull << 40) &&
                       size[0] >= 1 && size[1] >= 1 && size[0] <= (1ull << 32) && size[1] <= (1ull << 32) &&
                       box[0] % 16 == 0 && box[0] <= 256 && box[1] >= 1 && box[1] <= 256;
-    return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (!fits) return CUDA_ERROR_INVALID_VALUE;
+    *map = {};
+    const uint64_t said[] = {reinterpret_cast<uintptr_t>(base), size[0], size[1], pitch[0], box[0], box[1], swizzle};
+    std::memcpy(map, said, sizeof said);
+    return CUDA_SUCCESS;
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments, void**) {
     CALLED("cuLaunchKernelEx");
     NEED_CONTEXT;
     const auto* kernel = reinterpret_cast<const Kernel*>(function);
+    const bool converts = kernel->name == "gemmill_convert";
     bool cluster = false;
     unsigned per_cluster = 1;
     for (unsigned i = 0; i < config->numAttrs; ++i)
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
             cluster = true, per_cluster = config->attrs[i].value.clusterDim.x;
-    if (!config->gridDimX || config->gridDimX % per_cluster || config->blockDimX % 128 || config->blockDimX < 256 ||
+    if (!config->gridDimX || config->gridDimX % per_cluster || config->blockDimX % 128 || config->blockDimX < (converts ? 128 : 256) ||
         config->sharedMemBytes > static_cast<unsigned>(kernel->shared_bytes))
         return CUDA_ERROR_INVALID_VALUE;
-    Params params;
-    std::memcpy(&params, arguments[3], sizeof params); // after three tensor maps
-    const auto run = [name = kernel->name, params] {
-        if (computing) computing(name.c_str(), &params);
+    const void* given = converts ? arguments[0] : arguments[3]; // after three tensor maps
+    std::string params(static_cast<const char*>(given), converts ? sizeof(Conversions) : sizeof(Params));
+    const auto run = [name = kernel->name, params = std::move(params)] {
+        if (computing) computing(name.c_str(), params.data());
     };
     Lock lock(mutex);
     last_launch = *config;
     last_was_cluster = cluster;
+    last_device = current()->device;
+    for (int i = 0; i < 3 && !converts; ++i) std::memcpy(&last_maps[i], arguments[i], sizeof(CUtensorMap));
     auto* stream = reinterpret_cast<Stream*>(config->hStream);
     if (stream && stream->capturing) return stream->captured.push_back(run), CUDA_SUCCESS;
     return run(), CUDA_SUCCESS;

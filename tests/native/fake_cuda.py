@@ -38,7 +38,23 @@ class Params(ctypes.Structure):
     )
 
 
-_COMPUTING = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.POINTER(Params))
+class Conversion(ctypes.Structure):
+    """native/cuda/traits.h's copy of one operand."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("source", "to")),
+        *((name, ctypes.c_int64) for name in ("pitch", "to_pitch")),
+        ("rows", ctypes.c_int),
+    )
+
+
+class Conversions(ctypes.Structure):
+    """native/cuda/traits.h's parameters of gemmill_convert."""
+
+    _fields_ = (("a", Conversion), ("b", Conversion), ("k", ctypes.c_int), ("a_blocks", ctypes.c_int))
+
+
+_COMPUTING = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)
 
 
 def compile_driver(folder: Path, toolchain: cuda.CudaToolchain) -> Path:
@@ -86,9 +102,14 @@ class Driver:
         """How many contexts this thread's stack holds."""
         return int(self.c.fake_stack())
 
-    def compute(self, function: Callable[[str, Params], None]) -> None:
-        """Let a function do what launches ask for."""
-        self.keep.append(_COMPUTING(lambda entry, params: function(entry.decode(), params.contents)))
+    def compute(self, function: Callable[[str, Any], None]) -> None:
+        """Let a function do what launches ask for; it gets Params, or Conversions for gemmill_convert."""
+
+        def called(entry: bytes, params: int) -> None:
+            kind = Conversions if entry == b"gemmill_convert" else Params
+            function(entry.decode(), kind.from_address(params))
+
+        self.keep.append(_COMPUTING(called))
         self.c.fake_compute(self.keep[-1])
 
 
@@ -112,25 +133,52 @@ class SimulatedKernel:
         self._launches = 0
         self._first: dict[tuple[int, ...], Array] = {}
 
-    def multiply(self, entry: str, p: Params) -> None:
+    def run(self, entry: str, p: Any) -> None:
         """Do what one launch asks for."""
+        if entry == "gemmill_convert":
+            self._convert(p)
+        else:
+            self.multiply(entry, p)
+
+    def _convert(self, p: Conversions) -> None:
+        variant, layout = self._config.variant_row, self._config.layout_row
+        for one, kind, column in ((p.a, variant.a, layout.a_col), (p.b, variant.b, not layout.b_col)):
+            if not one.to:
+                continue
+            leading = one.pitch * (2 if kind == INT4 else 1)
+            values = matrix(one.source, one.rows, p.k, column, leading, kind)
+            copy = np.zeros((one.rows, one.to_pitch), np.uint8)
+            copy[:, : p.k] = values.astype(kind_dtype("fp8" if kind == INT4 else kind, "ocp")).view(np.uint8)
+            if self.fault == "an uncopied row":
+                copy = copy[:-1]
+            ctypes.memmove(one.to, copy.ctypes.data, copy.nbytes)
+            if self.fault == "writes beyond the workspace":
+                ctypes.memset(one.to + -(-copy.nbytes // 256) * 256, 0, 1)
+
+    def multiply(self, entry: str, p: Params) -> None:
+        """Do what a launch of a product asks for."""
         self._launches += 1
         if not p.m or not p.n:
             return
         variant, layout = self._config.variant_row, self._config.layout_row
-        a_at, lda, b_at, ldb = (p.y, p.ldy, p.x, p.ldx) if self._swap else (p.x, p.ldx, p.y, p.ldy)
+        plain = entry == "gemmill_plain"  # of K-major copies
+        a_at, lda, b_at, ldb = (p.y, p.ldy, p.x, p.ldx) if self._swap and not plain else (p.x, p.ldx, p.y, p.ldy)
+        a_col, b_col = layout.a_col and not plain, layout.b_col or plain
+        a_kind = "fp8" if plain and variant.a == INT4 else variant.a
         k = p.k + 1 if self.fault == "reads beyond K" and p.k % 128 == 11 else p.k
         c = np.zeros((p.m, p.n))
         if p.k:
             if self.fault == "ignores lda":
-                lda = p.m if layout.a_col else k
-            a = matrix(a_at, p.m, k, layout.a_col, lda, variant.a)
-            b = matrix(b_at, k, p.n, layout.b_col, ldb, variant.b)
+                lda = p.m if a_col else k
+            a = matrix(a_at, p.m, k, a_col, lda, a_kind)
+            b = matrix(b_at, k, p.n, b_col, ldb, variant.b)
             aq = self._scales(p)
             if self.fault == "stale inputs":
                 a = self._first.setdefault(a.shape, a)
             c = self._product(a, b, aq)
         if self.fault == "no last row" and p.m % 16 == 1:
+            c[-1] = 0
+        if self.fault == "wrong without" and entry == "gemmill_fast" and p.m > 300:
             c[-1] = 0
         rounded = c.astype(np.float32).astype(output_dtype(self._config.out))
         if self.fault == "changing bits" and self._launches % 7 == 0:

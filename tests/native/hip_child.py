@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gemmill.library import call_pointers, call_rest
 from problems import Library, Problem, check, random_problem
 
 from kernels.catalogue import load_catalogue
@@ -156,6 +157,15 @@ def strided(s: Simulated) -> list[Any]:
             *pointers, m, n, k, p.a.stride, p.aq.stride, p.b.stride, n + 3, None, 0, None
         )
 
+    def launch(device: int) -> int:
+        sizes = (m, n, k, p.a.stride, p.aq.stride, p.b.stride, n + 3)
+        return s.library.c.gemmill_launch(call_pointers(*pointers) + call_rest(sizes, device=device))
+
+    launched = [launch(1), s.library.error, launch(0)]
+    s.device.hipMemcpy(c.ctypes.data_as(ctypes.c_void_p), ctypes.c_void_p(pointers[3]), ctypes.c_size_t(c.nbytes), 2)
+    check(s.config, p, c[:, :n])
+    c.fill(np.nan)
+    s.device.hipMemcpy(ctypes.c_void_p(pointers[3]), c.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(c.nbytes), 1)
     assert call() == 0, s.library.error
     s.device.hipMemcpy(c.ctypes.data_as(ctypes.c_void_p), ctypes.c_void_p(pointers[3]), ctypes.c_size_t(c.nbytes), 2)
     assert np.isnan(c[:, n:]).all(), "wrote between the rows of C"
@@ -169,7 +179,7 @@ def strided(s: Simulated) -> list[Any]:
             failed.append([name, call(), s.library.error])
     for pointer in pointers:
         s.device.hipFree(ctypes.c_void_p(pointer))
-    return [warm, failed]
+    return [warm, failed, launched]
 
 
 def alone(s: Simulated) -> dict[str, Any]:

@@ -32,6 +32,9 @@ INT4 = kernel("fp8i4", "crr")
 CCR = kernel("bf8", "ccr", "prefill", 128)
 SHUFFLED = kernel("bf8i4f32", "rcr", "preshufflequant", 128)
 KERNELS = (PLAIN, INT4, CCR, SHUFFLED)
+CONVERTING = kernel("fp8i4", "crr", "prefill", 128)  # A is transposed and unpacked, B transposed
+COPIES_OF_A = kernel("bf8i4", "rcr", "prefill", 128)
+COPIES_OF_B = kernel("bf8", "rrr", "prefill", 128)
 
 
 def label(config: KernelConfig) -> str:
@@ -85,7 +88,7 @@ def test_a_call_is_right_and_leaves_nothing(ask: Any, config: KernelConfig) -> N
     assert said["calls"]["cuEventCreate"] == said["calls"]["cuEventDestroy"] == 2
 
 
-@pytest.mark.parametrize("config", [PLAIN, SHUFFLED], ids=label)
+@pytest.mark.parametrize("config", [PLAIN, SHUFFLED, CONVERTING], ids=label)
 def test_every_failing_call_has_its_code_and_leaks_nothing(ask: Any, config: KernelConfig) -> None:
     said = ask("failures", config)
     assert said["first"] == [-3, "cuInit failed: CUDA_ERROR_FAKE (719), a fake error"]
@@ -122,13 +125,34 @@ def test_out_of_memory_says_how_much_and_gives_back_the_rest(ask: Any) -> None:
 @pytest.mark.parametrize("config", KERNELS, ids=label)
 def test_a_warm_call_on_device_pointers_allocates_nothing(ask: Any, config: KernelConfig) -> None:
     said = ask("strided", config)
-    assert said["warm"] == {
-        "cuCtxGetCurrent": 1, "cuCtxGetDevice": 1, "cuPointerGetAttributes": 4, "cuTensorMapEncodeTiled": 3,
-        "cuLaunchKernelEx": 1,
-    }  # fmt: skip
-    assert len(said["failed"]) == 10 and said["lost"] == 0
-    for name, code, text in said["failed"]:
-        assert code == -3 and name in text
+    asked = {
+        "run": {"cuCtxGetCurrent": 1, "cuCtxGetDevice": 1, "cuPointerGetAttributes": 4, "cuLaunchKernelEx": 1},
+        "launch": {"cuCtxGetDevice": 1, "cuLaunchKernelEx": 1},
+    }
+    for entry, calls in asked.items():
+        one = said[entry]
+        assert (one["codes"], one["warm"]) == ([0, 0], calls), entry
+        # A thread encodes tensor maps that it has not met.
+        assert one["first"] == {**calls, "cuTensorMapEncodeTiled": 3}, entry
+        assert len(one["failed"]) == sum(one["first"].values())
+        for name, code, text in one["failed"]:
+            assert code == -3 and name in text, entry
+    assert said["lost"] == 0
+
+
+def test_kept_tensor_maps_are_those_of_the_problem(ask: Any) -> None:
+    said = ask("maps", PLAIN)
+    assert len(set(map(tuple, said["new"]))) == len(said["new"]), "each problem has maps of its own"
+    assert said["kept"] == [said["new"]] * 2
+
+
+def test_a_launch_is_in_a_context_of_its_device(ask: Any) -> None:
+    there, none, other, back, failed, *beyond = ask("current", PLAIN)
+    for said, device in ((there, 0), (none, 0), (other, 1), (back, 0)):
+        assert said == [0, "", 1, device, 0], "launched once, and the caller's contexts are what they were"
+    assert failed[:3] == [-3, "cuCtxGetDevice failed: CUDA_ERROR_FAKE (719), a fake error", 0]
+    for said, device in zip(beyond, (-1, 64, 2**32), strict=True):
+        assert said[:3] == [-2, f"device {device}: not counted", 0] and said[4] == 0
 
 
 def test_machines_without_the_device(ask: Any) -> None:
@@ -157,6 +181,37 @@ def test_launches(ask: Any) -> None:
     assert said["5x70x0 packed"] == ["gemmill_scalar", 2, False], "nothing to load, zeros to write"
 
 
+# ---- Operands copied to K-major ahead ----
+
+
+@pytest.mark.parametrize(
+    ("config", "with_both", "with_tails"),
+    [(CONVERTING, 9 + 9, 6 + 6), (COPIES_OF_A, 9, 6), (COPIES_OF_B, 9, 6)],
+    ids=lambda x: label(x) if isinstance(x, KernelConfig) else "",
+)
+def test_a_workspace_takes_copies(ask: Any, config: KernelConfig, with_both: int, with_tails: int) -> None:
+    said = ask("converted", config)
+    # Blocks of 256 rows and 128 k; 5 x 5 tiles of the product.
+    assert said["with"] == [["gemmill_convert", with_both], ["gemmill_plain", 25]]
+    assert said["tails"] == [["gemmill_convert", with_tails], ["gemmill_plain", 25]]
+    assert said["without"] == [["gemmill_fast", 25]]
+    assert [entry for entry, _ in said["odd"]] == ["gemmill_scalar"], "what the copy engine can't take is not copied"
+    assert [entry for entry, _ in said["small"]] == ["gemmill_fast"], "where copies don't pay"
+    assert [entry for entry, _ in said["no k"]] == ["gemmill_scalar"]
+    assert said["warm"] == {
+        "cuCtxGetCurrent": 1, "cuCtxGetDevice": 1, "cuPointerGetAttributes": 5, "cuLaunchKernelEx": 2,
+    }  # fmt: skip
+    for (text, launched), entries in zip(said["failed"], ([], ["gemmill_convert"]), strict=True):
+        assert text.startswith("returned -3") and "cuLaunchKernelEx failed" in text and launched == entries
+    assert said["lost"] == 0
+
+
+def test_the_entry_for_host_pointers_has_its_own_workspace(ask: Any) -> None:
+    given, without = ask("converted_from_host", CONVERTING)
+    assert given == [0, "", True, ["gemmill_convert", "gemmill_plain"], 2]
+    assert without == [0, "", True, ["gemmill_fast"], 2], "no memory for it"
+
+
 def test_compute_sanitizer_sees_both_entries_and_a_split_k(ask: Any) -> None:
     # Four tiles; one tile, and two blocks for it, twice; two tiles an element a load.
     fast, scalar = "gemmill_fast", "gemmill_scalar"
@@ -166,12 +221,12 @@ def test_compute_sanitizer_sees_both_entries_and_a_split_k(ask: Any) -> None:
 # ---- The device tests, without a device ----
 
 
-@pytest.mark.parametrize("config", [INT4, CCR, SHUFFLED], ids=label)
+@pytest.mark.parametrize("config", [INT4, CCR, SHUFFLED, CONVERTING], ids=label)
 def test_a_right_kernel_passes_the_device_tests(ask: Any, config: KernelConfig) -> None:
     said = ask("device_tests", config)
     skipped = [name for name, text in said.items() if text == "skipped"]
     assert {name: text for name, text in said.items() if text} == {"wrong-device": "skipped"}
-    assert skipped == ["wrong-device"] and len(said) == (21 if config.layout == "rcr" else 20)
+    assert skipped == ["wrong-device"] and len(said) == {SHUFFLED: 21, CONVERTING: 23}.get(config, 20)
 
 
 # What a kernel does wrong, and which checks must say so.
@@ -194,13 +249,38 @@ def test_a_wrong_kernel_fails_them(ask: Any, fault: str) -> None:
     assert set(said) == set(FAULTS[fault]) and all(said.values()), said
 
 
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("an uncopied row", "512x512x128 packed: C[511,0] is "),
+        ("writes beyond the workspace", "wrote outside the workspace"),
+    ],
+)
+def test_wrong_copies_fail_them(ask: Any, fault: str, text: str) -> None:
+    said = ask("device_tests", COPIES_OF_A, fault, "conversion")
+    assert said["conversion"].startswith(text)
+
+
 # ---- The selftest, without a device ----
 
 
-@pytest.mark.parametrize("config", KERNELS, ids=label)
+@pytest.mark.parametrize("config", [*KERNELS, CONVERTING], ids=label)
 def test_a_right_kernel_passes_its_selftest(ask: Any, config: KernelConfig) -> None:
     said = ask("selftest", config)
-    assert said == {"said": "", "entries": ["host", "device", "gaps", "aligned"], "contexts": 0}
+    bare = ["bare"] if config is CONVERTING else []
+    assert said == {"said": "", "entries": ["host", "device", "gaps", "aligned", *bare], "contexts": 0}
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("an uncopied row", r"exact 515x517x253, aligned entry: C\[514,0\] is nan, expected"),
+        ("writes beyond the workspace", r"exact 515x517x253, aligned entry: wrote outside workspace"),
+        ("wrong without", r"exact 515x517x253, bare entry: C\[\d+,\d+\] is .*, expected"),
+    ],
+)
+def test_wrong_copies_fail_the_selftest(ask: Any, fault: str, text: str) -> None:
+    assert re.match(text, ask("selftest", COPIES_OF_A, fault)["said"])
 
 
 # What only the entry for device pointers, or only lines with gaps, show; and what is said of it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from gemmill.library import call_pointers, call_rest
 from native_build import HOST_CPUS, one
 from problems import random_problem
 
@@ -47,6 +48,12 @@ def strided(library):
     c = library.poisoned(5, 7)
     values = (p.a.pointer, p.aq.pointer, p.b.pointer, c.ctypes.data, 5, 7, 300, 300, p.aq.stride, 300, 7, None, 0, None)
     return {**dict(zip(STRIDED, values, strict=True)), "keep": (p, c)}
+
+
+def packed_call(values):
+    """Return the values of STRIDED as gemmill_launch's argument."""
+    numbers = [value or 0 for value in values]
+    return call_pointers(*numbers[:4]) + call_rest(tuple(numbers[4:11]), *numbers[11:])
 
 
 def call(function, names, values, **changes):
@@ -98,14 +105,21 @@ def test_an_empty_c_needs_no_pointers(library, packed, changes):
     ],
 )
 def test_strided(library, strided, changes, code, text):
-    assert call(library.c.gemmill_gemm_aquant, STRIDED, strided, **changes) == code
-    assert library.error.startswith(text)
+    values = [{**strided, **changes}[name] for name in STRIDED]
+    for came in (library.c.gemmill_gemm_aquant(*values), library.c.gemmill_launch(packed_call(values))):
+        assert came == code
+        assert library.error.startswith(text)
 
 
 def test_good_calls_after_bad_ones(library, packed, strided):
     assert call(library.c.dispatcher_run_aquant_gemm, PACKED, packed, M=-1) == -1
     assert call(library.c.dispatcher_run_aquant_gemm, PACKED, packed) == 0
     assert call(library.c.gemmill_gemm_aquant, STRIDED, strided) == 0
+    _, c = strided["keep"]
+    before = c.copy()
+    c.fill(0)
+    assert library.c.gemmill_launch(packed_call([strided[name] for name in STRIDED])) == 0
+    assert c[1:-1].any() and (c[:5] == before[:5]).all()
 
 
 def test_empty_problems_need_no_pointers(library):
@@ -124,7 +138,7 @@ def test_identity(library):
     c = library.c
     assert c.dispatcher_get_kernel_name().decode() == library.config.name
     assert c.dispatcher_get_kernel_count() == 1
-    assert c.gemmill_abi_version() == 1
+    assert c.gemmill_abi_version() == 2
     assert json.loads(c.gemmill_manifest())["name"] == library.config.name
     assert c.dispatcher_initialize() == 0
     c.dispatcher_cleanup()

@@ -107,10 +107,11 @@ def test_sizes_beyond_the_indices_are_unsupported() -> None:
 
 @pytest.mark.parametrize("config", [PLAIN, INT4, CCR, SHUFFLED], ids=lambda config: config.name[12:30])
 def test_device_pointers(config: KernelConfig) -> None:
-    warm, failed = ask("strided", config)
+    warm, failed, launched = ask("strided", config)
     assert warm == {"hipGetDevice": 1, "hipModuleLaunchKernel": 1}, "a call allocates and waits for nothing"
     for name, code, text in failed:
         assert code == -3 and name in text
+    assert launched == [-1, "device = 1: expected 0, the current one", 0]
 
 
 def test_without_a_driver_the_library_says_what_it_is() -> None:

@@ -164,8 +164,22 @@ class DlpackArray:
         return _new_capsule(ctypes.addressof(held), name, None)
 
 
+def workspace_of(kernel: Any) -> int:
+    """Return the bytes of workspace that a fake kernel was last given; -1 before its first call."""
+    ask = kernel.library._dll.fake_last_workspace
+    ask.restype = c_int64
+    return int(ask())
+
+
 def stream_of(kernel: Any) -> int:
     """Return the stream that a fake kernel was last called with."""
     ask = kernel.library._dll.fake_last_stream
     ask.restype = c_void_p
     return int(ask() or 0)
+
+
+def device_of(kernel: Any) -> int:
+    """Return the device that a fake kernel's last launch named."""
+    ask = kernel.library._dll.fake_last_device
+    ask.restype = c_int64
+    return int(ask())

@@ -5,7 +5,9 @@
 // -DA_COL, B_COL, AQ_COL storage orders, 0 or 1
 // -DPER_TILE             groups a tile of a preshuffled AQ, 0 where AQ is not shuffled
 // -DOUT                  F16, BF16 or F32
-// -DTAKES_STREAM         takes a stream, as a GPU's kernel does; fake_last_stream() returns it
+// -DMAY_HAVE_WORKSPACE   takes one, or none; fake_last_workspace() returns its bytes
+// -DTAKES_STREAM         takes a stream, as a GPU's kernel does; fake_last_stream() returns it, and fake_last_device()
+//                        the device of the last gemmill_launch
 // -DFAULT_...            one of the faults below
 #include <cmath>
 #include <cstdio>
@@ -28,6 +30,8 @@ namespace {
 thread_local char last_error[256] = "";
 #ifdef TAKES_STREAM
 void* last_stream = nullptr;
+int64_t last_device = -1;
+int64_t last_workspace = -1;
 #endif
 
 int fail(int code, const char* argument, long long value) {
@@ -175,6 +179,8 @@ extern "C" {
 
 #ifdef TAKES_STREAM
 void* fake_last_stream(void) { return last_stream; }
+int64_t fake_last_device(void) { return last_device; }
+int64_t fake_last_workspace(void) { return last_workspace; }
 #endif
 
 int dispatcher_initialize(void) {
@@ -198,7 +204,7 @@ int gemmill_abi_version(void) { return GEMMILL_ABI_VERSION; }
 #ifdef FAULT_BAD_MANIFEST
 const char* gemmill_manifest(void) { return "{not json"; }
 #else
-const char* gemmill_manifest(void) { return "{\"abi\": 1, \"name\": \"" STRING(NAME) "\", \"arch\": \"" ARCH "\"}"; }
+const char* gemmill_manifest(void) { return "{\"abi\": 2, \"name\": \"" STRING(NAME) "\", \"arch\": \"" ARCH "\"}"; }
 #endif
 
 const char* gemmill_last_error(void) {
@@ -209,7 +215,7 @@ const char* gemmill_last_error(void) {
 }
 
 int64_t gemmill_workspace_bytes(int64_t, int64_t, int64_t) {
-#ifdef WANTS_WORKSPACE
+#if defined WANTS_WORKSPACE || defined MAY_HAVE_WORKSPACE
     return 1000;
 #endif
     return 0;
@@ -218,7 +224,10 @@ int64_t gemmill_workspace_bytes(int64_t, int64_t, int64_t) {
 int gemmill_gemm_aquant(const void* a, const void* aq, const void* b, void* c, int64_t M, int64_t N, int64_t K,
                         int64_t lda, int64_t ldaq, int64_t ldb, int64_t ldc, void* workspace, int64_t workspace_bytes,
                         void* stream) {
-#ifdef WANTS_WORKSPACE
+#ifdef MAY_HAVE_WORKSPACE
+    last_workspace = workspace_bytes;
+    if (!workspace != !workspace_bytes) return fail(-1, "workspace", workspace_bytes);
+#elif defined WANTS_WORKSPACE
     if (!workspace || workspace_bytes < 1000 || reinterpret_cast<uintptr_t>(workspace) % 256)
         return fail(-1, "workspace", workspace_bytes);
     std::memset(workspace, 1, 1000);
@@ -252,6 +261,14 @@ int gemmill_gemm_aquant(const void* a, const void* aq, const void* b, void* c, i
 #endif
     multiply(a, aq, b, c, M, N, K, lda, ldaq, ldb, ldc, PER_TILE > 0);
     return 0;
+}
+
+int gemmill_launch(const GemmillCall* c) {
+#ifdef TAKES_STREAM
+    last_device = c->device;
+#endif
+    return gemmill_gemm_aquant(c->A, c->AQ, c->B, c->C, c->M, c->N, c->K, c->lda, c->ldaq, c->ldb, c->ldc, c->workspace,
+                               c->workspace_bytes, c->stream);
 }
 
 int dispatcher_run_aquant_gemm(const void* a, const void* aq, const void* b, void* c, int64_t M, int64_t N, int64_t K,

@@ -90,9 +90,11 @@ DTYPES = {name: DType(name) for name in NAMES}
 
 
 def fake_torch(guards: bool = True) -> Any:
-    """Return the module, with TensorGuards or without; `state` holds current device, streams, and what was asked."""
+    """Return the module, with TensorGuards or without; `state` holds current device, streams, what was asked,
+    and the most elements that one allocation gets.
+    """
     torch = ModuleType("torch")
-    state = SimpleNamespace(device=0, streams={0: 0, 2: 0}, entered=[], allocated=[])
+    state = SimpleNamespace(device=0, streams={0: 0, 2: 0}, entered=[], allocated=[], most=1 << 30)
 
     @contextmanager
     def device(index: int) -> Any:
@@ -106,6 +108,8 @@ def fake_torch(guards: bool = True) -> Any:
     def empty(shape: Any, dtype: DType, device: Any = None) -> Tensor:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         index = int(device.rpartition(":")[2]) if isinstance(device, str) else device.index
+        if np.prod(shape) > state.most:
+            raise torch.cuda.OutOfMemoryError(f"CUDA out of memory: {shape}")
         state.allocated.append(shape)
         raw = np.full(max(1, int(np.prod(shape))) * dtype.numpy.itemsize + 256, 0xFF, np.uint8)
         raw = raw[-raw.ctypes.data % 256 :][: int(np.prod(shape)) * dtype.numpy.itemsize]
@@ -120,7 +124,11 @@ def fake_torch(guards: bool = True) -> Any:
     torch.contiguous_format = "contiguous"  # type: ignore[attr-defined]
     torch.empty = empty  # type: ignore[attr-defined]
     torch.empty_like = lambda x: empty(x.shape, x.dtype, x.device)  # type: ignore[attr-defined]
-    torch.cuda = SimpleNamespace(device=device, current_device=lambda: state.device)  # type: ignore[attr-defined]
+    torch.cuda = SimpleNamespace(  # type: ignore[attr-defined]
+        device=device,
+        current_device=lambda: state.device,
+        OutOfMemoryError=type("OutOfMemoryError", (RuntimeError,), {}),
+    )
     torch._C = SimpleNamespace(  # type: ignore[attr-defined]
         _cuda_getCurrentRawStream=lambda index: state.streams[index], _cuda_getDevice=lambda: state.device
     )

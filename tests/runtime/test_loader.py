@@ -15,7 +15,7 @@ from gemmill import arch as arch_table
 from gemmill import cuda, device, loader
 from gemmill.cache import MANIFEST, SELFTEST, Cache
 from gemmill.errors import ArgumentError, CorruptObjectWarning, DeviceError, KernelNotFound, Refused
-from gemmill.library import last_arguments, size_arguments
+from gemmill.library import call_pointers, call_rest
 from gemmill.loader import Kernel, examine, load
 from generators import DAMAGES, object_directory
 from support import add_fake, add_index, add_object, config_json, fake_config, fake_library
@@ -221,7 +221,7 @@ def test_an_index_entry_for_another_kernel_is_a_miss(cache):
     ("defines", "name", "error", "text"),
     [
         ((), "gemm_aquant_other", KernelNotFound, "it says that it is generic/gemm_aquant_other"),
-        (("FAULT_OTHER_ABI",), None, Refused, "has ABI version 99; this gemmill takes 1"),
+        (("FAULT_OTHER_ABI",), None, Refused, "has ABI version 99; this gemmill takes 2"),
         (("FAULT_BAD_MANIFEST",), None, KernelNotFound, "embeds a manifest that is not JSON"),
         (("FAULT_NO_DEVICE",), None, Refused, "no device here"),
     ],
@@ -251,7 +251,7 @@ def test_a_library_without_the_abi_is_a_miss(cache):
     add_object(cache.root, libm.resolve(), fake_config())
     with (
         pytest.warns(CorruptObjectWarning),
-        pytest.raises(KernelNotFound, match=r"no kernel library: .*dispatcher_"),
+        pytest.raises(KernelNotFound, match=r"no kernel library: .*gemmill_abi_version"),
     ):
         load(NAME, cache.root)
 
@@ -312,7 +312,7 @@ def test_codes_become_exceptions(cache):
 
 
 def test_launch_says_what_run_says(cache):
-    """It takes converted arguments as they are, so all 64 bits must be there."""
+    """Its argument is packed here: each size must be where the library reads it, with all 64 bits."""
     add_fake(cache.root)
     library = load(NAME, cache.root).library
     far = 1 << 40
@@ -329,7 +329,7 @@ def test_launch_says_what_run_says(cache):
         said = []
         for code in (
             library.run(1, 1, 1, 1, *sizes, None, 0, None),
-            library.launch(1, 1, 1, 1, *size_arguments(*sizes), *last_arguments(None, 0, None)),
+            library.launch(call_pointers(1, 1, 1, 1) + call_rest(sizes)),
         ):
             assert code == -1
             said.append(library.last_error)

@@ -8,7 +8,7 @@ import gemmill
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_device import DEVICES, CaiArray, DlpackArray, FakeDriver, stream_of
+from fake_device import DEVICES, CaiArray, DlpackArray, FakeDriver, stream_of, workspace_of
 from gemmill import cuda, driver, on_cuda
 from gemmill.arrays import view_of
 from gemmill.cache import Cache
@@ -97,6 +97,17 @@ def test_leading_dimensions_come_from_the_strides(found_cache: Cache, gpu: FakeD
             gemmill.gemm_aquant(fp8(gpu, a), fp8(gpu, b), cai(gpu, aq), cai(gpu, part))
             check(part, p)
             assert np.isnan(c[:, [0, 6, 7, 8]]).all()
+
+
+def test_no_workspace_is_given(found_cache: Cache, gpu: FakeDriver) -> None:
+    config = fake_config(arch="sm_90a", tile=(4, 8, 128))
+    add_fake(found_cache.root, config, "TAKES_STREAM", "MAY_HAVE_WORKSPACE")
+    kernel = gemmill.load(config.name, arch="sm_90a")
+    p = problem("fp8", 3, 4, 130)
+    c, out = output(gpu, 3, 4)
+    gemmill.gemm_aquant(fp8(gpu, p.a), fp8(gpu, p.b), cai(gpu, p.aq), out, kernel=kernel)
+    check(c, p)
+    assert workspace_of(kernel) == 0
 
 
 def test_preshuffled_scales(found_cache: Cache, gpu: FakeDriver) -> None:

@@ -11,7 +11,7 @@ import gemmill
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_device import DEVICES, stream_of
+from fake_device import DEVICES, device_of, stream_of, workspace_of
 from fake_torch import Tensor, fake_torch
 from gemmill import api, cuda
 from gemmill.cache import Cache
@@ -116,16 +116,15 @@ def test_out_is_written_in_place(found_cache: Cache, torch: Any) -> None:
         whole[:, 1:7] = 0
 
 
-def test_the_current_stream_and_device_are_torchs(found_cache: Cache, torch: Any) -> None:
+def test_the_stream_is_torchs_current_one_of_the_tensors_device(found_cache: Cache, torch: Any) -> None:
     add(found_cache)
     p = problem("fp8", 3, 4, 130)
     kernel = gemmill.load(fake_config(arch="sm_90a", tile=TILE).name, arch="sm_90a")
-    for index, stream, entered in ((0, 0, []), (0, 0x70, []), (2, 0x90, [2]), (0, 5, [])):
+    for index, stream in ((0, 0), (0, 0x70), (2, 0x90), (0, 5)):
         torch.state.streams[index] = stream
-        gemmill.gemm_aquant(*operands(p, index), kernel=kernel)
-        torch.state.entered.clear()
-        check(gemmill.gemm_aquant(*operands(p, index), kernel=kernel).x, p)
-        assert (stream_of(kernel), torch.state.entered, torch.state.device) == (stream, entered, 0)
+        for _ in range(2):
+            check(gemmill.gemm_aquant(*operands(p, index), kernel=kernel).x, p)
+            assert (stream_of(kernel), device_of(kernel), torch.state.device) == (stream, index, 0)
 
 
 def test_a_kernel_is_opened_with_the_tensors_device_current(found_cache, torch, monkeypatch) -> None:
@@ -142,6 +141,21 @@ def test_a_workspace_comes_from_torch(found_cache: Cache, torch: Any) -> None:
     p = problem("fp8", 3, 4, 130)
     check(gemmill.gemm_aquant(*operands(p)).x, p)
     assert (1000,) in torch.state.allocated
+
+
+def test_without_memory_for_a_workspace_a_cuda_kernel_goes_without(found_cache: Cache, torch: Any) -> None:
+    add(found_cache, "MAY_HAVE_WORKSPACE")
+    p = problem("fp8", 3, 4, 130)
+    kernel = gemmill.load(fake_config(arch="sm_90a", tile=TILE).name, arch="sm_90a")
+    given = []
+    for most in (1 << 30, 999, 1000):
+        torch.state.most = most
+        check(gemmill.gemm_aquant(*operands(p), kernel=kernel).x, p)
+        given.append(workspace_of(kernel))
+    assert given == [1000, 0, 1000]
+    torch.state.most = 11
+    with pytest.raises(torch.cuda.OutOfMemoryError):  # C
+        gemmill.gemm_aquant(*operands(p), kernel=kernel)
 
 
 def test_nothing_to_multiply_gives_zeros(torch: Any) -> None:
@@ -194,11 +208,19 @@ def test_refusals(found_cache: Cache, torch: Any, name: str) -> None:
         check(gemmill.gemm_aquant(**good()).x, problem("fp8", 3, 4, 130))
 
 
-def test_operands_on_two_devices_are_refused(torch: Any) -> None:
-    """When a plan is made; after that the C call asks the driver (tests/gpu/test_cuda_arrays.py)."""
-    elsewhere = operand(problem("fp8", 3, 4, 130).a, 2)
-    with pytest.raises(ArgumentError, match="the operands lie apart: A on cuda:2, B on cuda:0, AQ on cuda:0"):
-        gemmill.gemm_aquant(**{**good(), "a_q": elsewhere})
+def test_operands_on_two_devices_are_refused(found_cache: Cache, torch: Any) -> None:
+    add(found_cache)
+    p = problem("fp8", 3, 4, 130)
+    a, b, aq = operands(p)
+    out = Tensor(np.zeros((3, 4), np.float16))
+    for _ in range(2):  # also where there is a plan: the C call is not going to ask
+        for label, change in (("A", {"a_q": operand(p.a, 2)}), ("AQ", {"a_scale": operand(p.aq, 2)})):
+            where = ", ".join(f"{name} on cuda:{2 if name == label else 0}" for name in ("A", "B", "AQ"))
+            with pytest.raises(ArgumentError, match=f"the operands lie apart: {where}"):
+                gemmill.gemm_aquant(**{"a_q": a, "b": b, "a_scale": aq, "out": out, **change})
+        with pytest.raises(ArgumentError, match="out lies on cuda:2, the operands on cuda:0"):
+            gemmill.gemm_aquant(a, b, aq, Tensor(out.x, 2))
+        check(gemmill.gemm_aquant(a, b, aq, out).x, p)
 
 
 def test_overlap_is_refused_and_rows_between_rows_are_none(found_cache: Cache, torch: Any) -> None:
