@@ -311,6 +311,8 @@ struct Gemm {
                     multiply(d, o, a, s.index, slab, chunk);
                     Scales scales;
                     load(scales, s.index, row0, chunk, row, lane % 4);
+                    // Threads read X, the copy engine writes it next: barriers alone do not order accesses of two proxies.
+                    if (T::x_regs && T::x_fill == Fill::tma && chunk == 0) fence_async_proxy();
                     wgmma_wait<0>();
                     pin(d);
                     if (slab == T::slabs - 1 && chunk == T::chunks - 1) release(s.index, lane);
