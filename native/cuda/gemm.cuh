@@ -142,29 +142,37 @@ struct Gemm {
         if constexpr (C::aq == Elem::f32) return load_global(static_cast<const float*>(p.aq) + i);
         return decode_scale(load_global(static_cast<const uint8_t*>(p.aq) + i));
     }
-    // Scales of groups g .. g + count - 1 of row m. Where a row's groups lie side by side they are loaded together: loads
-    // of single scales, a row a lane, would take a quarter of the level-1 bandwidth that wgmma needs.
-    template <int count>
-    __device__ __forceinline__ void load_scales_of(float (&v)[count], int m, int g) const {
+    // Scales of groups g .. g + count - 1 of rows m, m + 32 .. Where a row's groups lie side by side they are loaded
+    // together: loads of single scales, a row a lane, would take a quarter of the level-1 bandwidth that wgmma needs.
+    template <int rows, int count>
+    __device__ __forceinline__ void load_scales_of(float (&v)[rows][count], int m, int g) const {
         static_assert(count == 2 || count == 4, "a vector load");
         if (!C::preshuffle && !C::aq_col && p.vector_aq && g % count == 0 && g + count <= last_k) {
-            const int64_t i = m * p.ldaq + g;
             if constexpr (C::aq == Elem::f32) {
                 using V = std::conditional_t<count == 4, float4, float2>;
-                V f = {};
-                if (m < p.m) f = load_global(reinterpret_cast<const V*>(static_cast<const float*>(p.aq) + i));
-                v[0] = f.x, v[1] = f.y;
-                if constexpr (count == 4) v[2] = f.z, v[3] = f.w;
+#pragma unroll
+                for (int i = 0; i < rows; ++i) {
+                    V f = {};
+                    if (m + 32 * i < p.m) f = load_global(reinterpret_cast<const V*>(static_cast<const float*>(p.aq) + (m + 32 * i) * p.ldaq + g));
+                    v[i][0] = f.x, v[i][1] = f.y;
+                    if constexpr (count == 4) v[i][2] = f.z, v[i][3] = f.w;
+                }
             } else {
                 using V = std::conditional_t<count == 4, uint32_t, uint16_t>;
-                uint32_t w = 0;
-                if (m < p.m) w = load_global(reinterpret_cast<const V*>(static_cast<const uint8_t*>(p.aq) + i));
+                V w[rows] = {}; // all under way before the first is used
 #pragma unroll
-                for (int u = 0; u < count; ++u) v[u] = decode_scale(w >> (8 * u) & 0xff);
+                for (int i = 0; i < rows; ++i)
+                    if (m + 32 * i < p.m) w[i] = load_global(reinterpret_cast<const V*>(static_cast<const uint8_t*>(p.aq) + (m + 32 * i) * p.ldaq + g));
+#pragma unroll
+                for (int i = 0; i < rows; ++i)
+#pragma unroll
+                    for (int u = 0; u < count; ++u) v[i][u] = decode_scale(w[i] >> (8 * u) & 0xff);
             }
         } else {
 #pragma unroll
-            for (int u = 0; u < count; ++u) v[u] = scale(m, g + u);
+            for (int i = 0; i < rows; ++i)
+#pragma unroll
+                for (int u = 0; u < count; ++u) v[i][u] = scale(m + 32 * i, g + u);
         }
     }
     __device__ __forceinline__ void load_scales(int lane) const {
@@ -175,8 +183,7 @@ struct Gemm {
             const int m0 = (C::swap ? tile.y : tile.x) * C::tile_m + lane;
             for (int kb = first_k; kb < last_k; kb += batch) {
                 float v[per_lane][batch];
-#pragma unroll
-                for (int i = 0; i < per_lane; ++i) load_scales_of(v[i], m0 + 32 * i, kb);
+                load_scales_of(v, m0, kb);
 #pragma unroll
                 for (int u = 0; u < batch; ++u) {
                     if (kb + u >= last_k) break;
@@ -297,7 +304,6 @@ struct Gemm {
     // One product at a time: what a product leaves idle, the other warpgroup's fills.
     __device__ __forceinline__ void sum_tile(Sum& sum, Stage& s, const Operands& o, int group, int warp, int lane,
                                              const int (&row)[2]) const {
-#pragma unroll 4 // the next stage begins while this one is promoted
         for (int kb = first_k; kb < last_k; ++kb) {
             barrier_wait(full(s.index), s.phase);
 #pragma unroll

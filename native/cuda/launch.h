@@ -178,7 +178,7 @@ template <typename C>
 Copies copies_of(int64_t m, int64_t n, int64_t k) {
     Copies copies;
     if constexpr (C::converts) {
-        if (m < kConvertM || n < kConvertN || k == 0 || m > kMostSize || n > kMostSize || k > kMostSize) return copies;
+        if (m < Plain<C>::least_m || n < Plain<C>::least_n || k == 0 || m > kMostSize || n > kMostSize || k > kMostSize) return copies;
         copies.pitch = ceil_div(k, 16) * 16; /* as the copy engine wants it */
         const auto bytes = [&](int64_t rows) { return ceil_div(rows * copies.pitch, kCopyAlignment) * kCopyAlignment; };
         if (Plain<C>::copies_a) copies.a_bytes = bytes(m);

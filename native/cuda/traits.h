@@ -65,15 +65,14 @@ struct Conversions {
 };
 constexpr int kConvertThreads = 128, kConvertRows = 256, kConvertK = 128; // of a block
 
-// From here on the copies cost less than what they save.
-constexpr int64_t kConvertM = 512, kConvertN = 512;
-
 // The kernel's twin for such copies.
 template <class C>
 struct Plain : C {
     static constexpr bool copies_a = C::a == Elem::i4 || C::a_col, copies_b = !C::b_col;
     static constexpr Elem a = C::a == Elem::i4 ? Elem::e4m3 : C::a;
     static constexpr bool a_col = C::a_col && !copies_a, b_col = true, swap = false;
+    // From here on the copies cost less than what they save; measured. B is large where A is small.
+    static constexpr int least_m = copies_b ? 512 : 64, least_n = 512;
     static constexpr int products = C::tile_m * C::tile_n <= 128 * 128 && !a_col ? 2 : 1;
 };
 
