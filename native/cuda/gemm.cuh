@@ -130,67 +130,70 @@ struct Gemm {
         tma_load(raw_stage(stage), map_y, raw_full(stage), inner, T::y_mn ? k : row);
     }
 
-    static __device__ __forceinline__ float decode_scale(uint8_t byte) {
-        const __half_raw h = __nv_cvt_fp8_to_halfraw(byte, C::aq == Elem::e4m3 ? __NV_E4M3 : __NV_E5M2);
-        return __half2float(h);
-    }
-    __device__ __forceinline__ float scale(int m, int g) const {
+    // Scales of consecutive groups of a lane's rows, which are 32 apart, as they lie in memory: bytes are four in a word.
+    // All are under way before the first is used.
+    struct ScaleBatch {
+        static constexpr bool bytes = C::aq != Elem::f32;
+        static constexpr int rows = (C::tile_m + 31) / 32;
+        static constexpr int groups = T::producer_regs <= 48 || (T::big && (C::preshuffle || C::aq_col)) ? 2 : 4;
+        static constexpr int words = bytes ? 1 : groups; // of a row
+        uint32_t word[rows][words];
+
+        __device__ __forceinline__ float operator()(int row, int group) const {
+            if constexpr (!bytes) return __uint_as_float(word[row][group]);
+            const __nv_fp8_storage_t byte = word[row][0] >> (8 * group) & 0xff;
+            return __half2float(__half(__nv_cvt_fp8_to_halfraw(byte, C::aq == Elem::e4m3 ? __NV_E4M3 : __NV_E5M2)));
+        }
+    };
+    __device__ __forceinline__ uint32_t scale_bits(int m, int g) const {
         if (m >= p.m || g >= last_k) return 0;
         const int64_t i = C::preshuffle ? g / C::preshuffle * p.ldaq + int64_t(m) * C::preshuffle + g % C::preshuffle
                           : C::aq_col   ? g * p.ldaq + m
                                         : m * p.ldaq + g;
-        if constexpr (C::aq == Elem::f32) return load_global(static_cast<const float*>(p.aq) + i);
-        return decode_scale(load_global(static_cast<const uint8_t*>(p.aq) + i));
+        if constexpr (C::aq == Elem::f32) return load_global(static_cast<const uint32_t*>(p.aq) + i);
+        return load_global(static_cast<const uint8_t*>(p.aq) + i);
     }
-    // Scales of groups g .. g + count - 1 of rows m, m + 32 .. Where a row's groups lie side by side they are loaded
-    // together: loads of single scales, a row a lane, would take a quarter of the level-1 bandwidth that wgmma needs.
-    template <int rows, int count>
-    __device__ __forceinline__ void load_scales_of(float (&v)[rows][count], int m, int g) const {
-        static_assert(count == 2 || count == 4, "a vector load");
-        if (!C::preshuffle && !C::aq_col && p.vector_aq && g % count == 0 && g + count <= last_k) {
-            if constexpr (C::aq == Elem::f32) {
-                using V = std::conditional_t<count == 4, float4, float2>;
+    // From row m and group g on. Where a row's groups lie side by side they are loaded together: loads of single scales, a
+    // row a lane, would take a quarter of the level-1 bandwidth that wgmma needs.
+    __device__ __forceinline__ void load(ScaleBatch& v, int m, int g) const {
+        constexpr int groups = ScaleBatch::groups, size = groups * T::aq_bytes;
+        if (!C::preshuffle && !C::aq_col && p.vector_aq && g % groups == 0 && g + groups <= last_k) {
 #pragma unroll
-                for (int i = 0; i < rows; ++i) {
-                    V f = {};
-                    if (m + 32 * i < p.m) f = load_global(reinterpret_cast<const V*>(static_cast<const float*>(p.aq) + (m + 32 * i) * p.ldaq + g));
-                    v[i][0] = f.x, v[i][1] = f.y;
-                    if constexpr (count == 4) v[i][2] = f.z, v[i][3] = f.w;
-                }
-            } else {
-                using V = std::conditional_t<count == 4, uint32_t, uint16_t>;
-                V w[rows] = {}; // all under way before the first is used
+            for (int i = 0; i < ScaleBatch::rows; ++i) {
+                uint32_t(&to)[ScaleBatch::words] = v.word[i];
 #pragma unroll
-                for (int i = 0; i < rows; ++i)
-                    if (m + 32 * i < p.m) w[i] = load_global(reinterpret_cast<const V*>(static_cast<const uint8_t*>(p.aq) + (m + 32 * i) * p.ldaq + g));
-#pragma unroll
-                for (int i = 0; i < rows; ++i)
-#pragma unroll
-                    for (int u = 0; u < count; ++u) v[i][u] = decode_scale(w[i] >> (8 * u) & 0xff);
+                for (int w = 0; w < ScaleBatch::words; ++w) to[w] = 0;
+                if (m + 32 * i < p.m) load_global<size>(to, static_cast<const uint8_t*>(p.aq) + ((m + 32 * i) * p.ldaq + g) * T::aq_bytes);
             }
-        } else {
+            return;
+        }
 #pragma unroll
-            for (int i = 0; i < rows; ++i)
+        for (int i = 0; i < ScaleBatch::rows; ++i) {
 #pragma unroll
-                for (int u = 0; u < count; ++u) v[i][u] = scale(m + 32 * i, g + u);
+            for (int u = 0; u < groups; ++u) {
+                const uint32_t bits = scale_bits(m + 32 * i, g + u);
+                if constexpr (!ScaleBatch::bytes) {
+                    v.word[i][u] = bits;
+                } else {
+                    v.word[i][0] = u ? v.word[i][0] | bits << (8 * u) : bits;
+                }
+            }
         }
     }
     __device__ __forceinline__ void load_scales(int lane) const {
-        constexpr int per_lane = (C::tile_m + 31) / 32;
-        constexpr int batch = T::producer_regs <= 48 || (T::big && (C::preshuffle || C::aq_col)) ? 2 : 4;
         Stage s;
         each_tile([&](Tile tile) {
-            const int m0 = (C::swap ? tile.y : tile.x) * C::tile_m + lane;
-            for (int kb = first_k; kb < last_k; kb += batch) {
-                float v[per_lane][batch];
-                load_scales_of(v, m0, kb);
+            const int m = (C::swap ? tile.y : tile.x) * C::tile_m + lane;
+            for (int kb = first_k; kb < last_k; kb += ScaleBatch::groups) {
+                ScaleBatch v;
+                load(v, m, kb);
 #pragma unroll
-                for (int u = 0; u < batch; ++u) {
+                for (int u = 0; u < ScaleBatch::groups; ++u) {
                     if (kb + u >= last_k) break;
                     barrier_wait(empty(s.index), s.phase ^ 1);
 #pragma unroll
-                    for (int i = 0; i < per_lane; ++i)
-                        if (lane + 32 * i < C::tile_m) store_shared(scale_stage(s.index) + (lane + 32 * i) * 4, v[i][u]);
+                    for (int i = 0; i < ScaleBatch::rows; ++i)
+                        if (lane + 32 * i < C::tile_m) store_shared(scale_stage(s.index) + (lane + 32 * i) * 4, v(i, u));
                     __syncwarp();
                     if (lane == 0) barrier_arrive(full(s.index));
                     s.next();

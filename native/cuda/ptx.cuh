@@ -114,35 +114,32 @@ __device__ __forceinline__ void fetch_global(const uint8_t* p) { // into L2
 }
 
 // Not by the read-only path: this grid may start before the one that writes the operand has ended.
-__device__ __forceinline__ float load_global(const float* p) {
-    float v;
-    asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
-    return v;
-}
-__device__ __forceinline__ float2 load_global(const float2* p) {
-    float2 v;
-    asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
-    return v;
-}
-__device__ __forceinline__ float4 load_global(const float4* p) {
-    float4 v;
-    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
-    return v;
-}
 __device__ __forceinline__ uint8_t load_global(const uint8_t* p) {
     uint32_t v;
     asm volatile("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
-__device__ __forceinline__ uint16_t load_global(const uint16_t* p) {
-    uint16_t v;
-    asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
-    return v;
-}
 __device__ __forceinline__ uint32_t load_global(const uint32_t* p) {
     uint32_t v;
-    asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
+}
+// `bytes` at once.
+template <int bytes, int words>
+__device__ __forceinline__ void load_global(uint32_t (&v)[words], const uint8_t* p) {
+    static_assert(words == (bytes + 3) / 4, "as many words as hold them");
+    if constexpr (bytes == 2) {
+        uint16_t half;
+        asm volatile("ld.global.u16 %0, [%1];" : "=h"(half) : "l"(p) : "memory");
+        v[0] = half;
+    } else if constexpr (bytes == 4) {
+        asm volatile("ld.global.b32 %0, [%1];" : "=r"(v[0]) : "l"(p) : "memory");
+    } else if constexpr (bytes == 8) {
+        asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "l"(p) : "memory");
+    } else {
+        static_assert(bytes == 16, "what one instruction loads");
+        asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "l"(p) : "memory");
+    }
 }
 
 // ---- shared memory ----
