@@ -1,18 +1,20 @@
 // Ahead of the kernel: K-major copies, a byte an element, of operands that wgmma can't read from shared memory as they
 // are stored, so that they are transposed and unpacked once, and not again in every tile.
 //
-// A thread brings 16 k of 16 rows through registers. All memory is read and written in whole sectors: of a warp, four
-// neighbours share lines that lie along the rows, eight those along k.
+// A thread brings 16 k of 16 rows through registers, or of 4 where there is nothing to transpose. All memory is read and
+// written in whole sectors: of a warp, four neighbours share lines that lie along the rows, eight those along k.
 #pragma once
 #include "fill.cuh"
 
 namespace gemmill {
 
 // Not by the read-only path either; and once.
-__device__ __forceinline__ void load_global(uint32_t (&w)[2][16], int i, const uint8_t* p) {
+template <int pieces>
+__device__ __forceinline__ void load_global(uint32_t (&w)[2][pieces], int i, const uint8_t* p) {
     asm volatile("ld.global.L1::no_allocate.v2.b32 {%0, %1}, [%2];" : "=r"(w[0][i]), "=r"(w[1][i]) : "l"(p) : "memory");
 }
-__device__ __forceinline__ void load_global(uint32_t (&w)[4][16], int i, const uint8_t* p) {
+template <int pieces>
+__device__ __forceinline__ void load_global(uint32_t (&w)[4][pieces], int i, const uint8_t* p) {
     asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0][i]), "=r"(w[1][i]), "=r"(w[2][i]), "=r"(w[3][i]) : "l"(p) : "memory");
 }
@@ -20,17 +22,17 @@ __device__ __forceinline__ void store_global(uint8_t* p, uint4 v) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
-// Sixteen pieces, each of a line `step` after the one before; zeros for lines that are not there. A piece that goes beyond
+// Pieces, each of a line `step` after the one before; zeros for lines that are not there. A piece that goes beyond
 // its line reads the gap before the next one, which pitches of whole 16 bytes leave; the last line may end where memory
 // ends.
-template <int words, int step>
-__device__ __forceinline__ void load_pieces(uint32_t (&w)[words][16], const Conversion& s, int lines, int line_bytes, int line,
+template <int step, int words, int pieces>
+__device__ __forceinline__ void load_pieces(uint32_t (&w)[words][pieces], const Conversion& s, int lines, int line_bytes, int line,
                                             int offset) {
     const int inside = line_bytes - offset;
     const int whole = inside < 4 * words ? lines - 1 : lines;
     const uint8_t* p = s.from + line * s.pitch + offset;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
+    for (int i = 0; i < pieces; ++i) {
 #pragma unroll
         for (int c = 0; c < words; ++c) w[c][i] = 0;
         if (line + i * step < whole) load_global(w, i, p + i * step * s.pitch);
@@ -41,7 +43,7 @@ __device__ __forceinline__ void load_pieces(uint32_t (&w)[words][16], const Conv
     for (int c = 0; c < words; ++c) {
         const uint32_t word = gather_4([&](int i) { return 4 * c + i < inside ? load_global(last + 4 * c + i) : 0u; });
 #pragma unroll
-        for (int i = 0; i < 16; ++i)
+        for (int i = 0; i < pieces; ++i)
             if (line + i * step == whole) w[c][i] = word;
     }
 }
@@ -74,17 +76,17 @@ template <Elem elem, bool mn>
 __device__ __forceinline__ void convert_operand(const Conversion& s, int k, int block, int thread) {
     constexpr bool i4 = elem == Elem::i4;
     static_assert(mn || i4, "nothing to convert");
-    constexpr int words = i4 ? 2 : 4, per_byte = i4 ? 2 : 1;
-    const int lane = thread % 32, across = (s.rows + kConvertRows - 1) / kConvertRows;
-    const int row = block % across * kConvertRows + thread / 32 * 64 + (mn ? lane % 4 * 16 : lane / 8);
+    constexpr int words = i4 ? 2 : 4, per_byte = i4 ? 2 : 1, pieces = mn ? 16 : 4, rows = convert_rows(mn);
+    const int lane = thread % 32, across = (s.rows + rows - 1) / rows;
+    const int row = block % across * rows + thread / 32 * (rows / 4) + (mn ? lane % 4 * 16 : lane / 8);
     const int k0 = block / across * kConvertK + (mn ? lane / 4 : lane % 8) * 16;
     if (row >= s.rows || k0 >= k) return;
 
-    uint32_t w[words][16];
+    uint32_t w[words][pieces];
     if constexpr (mn) {
-        load_pieces<words, 1>(w, s, k, (s.rows + per_byte - 1) / per_byte, k0, row / per_byte);
+        load_pieces<1>(w, s, k, (s.rows + per_byte - 1) / per_byte, k0, row / per_byte);
     } else {
-        load_pieces<words, 4>(w, s, s.rows, (k + 1) / 2, row, k0 / 2);
+        load_pieces<4>(w, s, s.rows, (k + 1) / 2, row, k0 / 2);
     }
     const uint4 inside = make_uint4(bytes_before(k - k0, 0), bytes_before(k - k0, 1), bytes_before(k - k0, 2), bytes_before(k - k0, 3));
     const auto store = [&](int r, uint4 v) {
@@ -94,7 +96,7 @@ __device__ __forceinline__ void convert_operand(const Conversion& s, int k, int 
     if constexpr (mn) {
 #pragma unroll
         for (int c = 0; c < words; ++c) {
-            uint32_t(&of)[16] = w[c];
+            uint32_t(&of)[pieces] = w[c];
 #pragma unroll
             for (int i = 0; i < 16; i += 4) transpose_4x4(of[i], of[i + 1], of[i + 2], of[i + 3]);
 #pragma unroll
@@ -110,7 +112,7 @@ __device__ __forceinline__ void convert_operand(const Conversion& s, int k, int 
         }
     } else {
 #pragma unroll
-        for (int i = 0; i < 16; ++i) store(row + 4 * i, unpack_16(w[0][i], w[1][i]));
+        for (int i = 0; i < pieces; ++i) store(row + 4 * i, unpack_16(w[0][i], w[1][i]));
     }
 }
 

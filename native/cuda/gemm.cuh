@@ -184,11 +184,10 @@ struct Gemm {
         Stage s;
         each_tile([&](Tile tile) {
             const int m = (C::swap ? tile.y : tile.x) * C::tile_m + lane;
-            for (int kb = first_k; kb < last_k; kb += ScaleBatch::groups) {
-                ScaleBatch v;
-                load(v, m, kb);
+            constexpr int groups = ScaleBatch::groups;
+            const auto store = [&](const ScaleBatch& v, int kb) {
 #pragma unroll
-                for (int u = 0; u < ScaleBatch::groups; ++u) {
+                for (int u = 0; u < groups; ++u) {
                     if (kb + u >= last_k) break;
                     barrier_wait(empty(s.index), s.phase ^ 1);
 #pragma unroll
@@ -197,6 +196,22 @@ struct Gemm {
                     __syncwarp();
                     if (lane == 0) barrier_arrive(full(s.index));
                     s.next();
+                }
+            };
+            if constexpr (groups == 2 && C::products == 2) { // short batches, short stages: the next one comes meanwhile
+                ScaleBatch even, odd;
+                load(even, m, first_k);
+                for (int kb = first_k; kb < last_k; kb += 2 * groups) {
+                    load(odd, m, kb + groups);
+                    store(even, kb);
+                    load(even, m, kb + 2 * groups);
+                    store(odd, kb + groups);
+                }
+            } else {
+                for (int kb = first_k; kb < last_k; kb += groups) {
+                    ScaleBatch v;
+                    load(v, m, kb);
+                    store(v, kb);
                 }
             }
         });

@@ -63,7 +63,9 @@ struct Conversions {
     Conversion a, b;
     int k, a_blocks; // the blocks after these are B's
 };
-constexpr int kConvertThreads = 128, kConvertRows = 256, kConvertK = 128; // of a block
+constexpr int kConvertThreads = 128, kConvertK = 128; // of a block
+// And its rows: a thread transposes 16 of MN-major lines, and unpacks 4 that are K-major.
+constexpr int convert_rows(bool mn) { return mn ? 256 : 64; }
 
 // The kernel's twin for such copies.
 template <class C>

@@ -54,7 +54,7 @@ struct Matrix {
         }
         return count;
     }
-    int blocks() const { return from ? (conversion.rows + kConvertRows - 1) / kConvertRows * ((k + kConvertK - 1) / kConvertK) : 0; }
+    int blocks() const { return from ? (conversion.rows + convert_rows(mn) - 1) / convert_rows(mn) * ((k + kConvertK - 1) / kConvertK) : 0; }
 };
 
 int main(int, char** argv) {

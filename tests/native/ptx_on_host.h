@@ -36,8 +36,8 @@ P aligned(P p, uintptr_t bytes) {
     if (reinterpret_cast<uintptr_t>(p) % bytes) abort();
     return p;
 }
-template <int words>
-void load_words(uint32_t (&w)[words][16], int i, const uint8_t* p) {
+template <int words, int pieces>
+void load_words(uint32_t (&w)[words][pieces], int i, const uint8_t* p) {
     for (int c = 0; c < words; ++c) memcpy(&w[c][i], aligned(p, 4 * words) + 4 * c, 4);
 }
 inline void store_words(uint8_t* p, uint4 v) { memcpy(aligned(p, 16), &v, 16); }

@@ -186,12 +186,12 @@ def test_launches(ask: Any) -> None:
 
 @pytest.mark.parametrize(
     ("config", "with_both", "with_tails"),
-    [(CONVERTING, 9 + 9, 6 + 6), (COPIES_OF_A, 9, 6), (COPIES_OF_B, 9, 6)],
+    [(CONVERTING, 9 + 9, 6 + 6), (COPIES_OF_A, 27, 18), (COPIES_OF_B, 9, 6)],
     ids=lambda x: label(x) if isinstance(x, KernelConfig) else "",
 )
 def test_a_workspace_takes_copies(ask: Any, config: KernelConfig, with_both: int, with_tails: int) -> None:
     said = ask("converted", config)
-    # Blocks of 256 rows and 128 k; 5 x 5 tiles of the product.
+    # Blocks of 256 rows, or 64 that are K-major, and 128 k; 5 x 5 tiles of the product.
     assert said["with"] == [["gemmill_convert", with_both], ["gemmill_plain", 25]]
     assert said["tails"] == [["gemmill_convert", with_tails], ["gemmill_plain", 25]]
     assert said["without"] == [["gemmill_fast", 25]]
