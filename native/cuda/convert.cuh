@@ -76,7 +76,7 @@ template <Elem elem, bool mn>
 __device__ __forceinline__ void convert_operand(const Conversion& s, int k, int block, int thread) {
     constexpr bool i4 = elem == Elem::i4;
     static_assert(mn || i4, "nothing to convert");
-    constexpr int words = i4 ? 2 : 4, per_byte = i4 ? 2 : 1, pieces = mn ? 16 : 4, rows = convert_rows(mn);
+    constexpr int words = i4 ? 2 : 4, per_byte = i4 ? 2 : 1, pieces = mn ? 16 : 4, rows = kConvertRows<mn>;
     const int lane = thread % 32, across = (s.rows + rows - 1) / rows;
     const int row = block % across * rows + thread / 32 * (rows / 4) + (mn ? lane % 4 * 16 : lane / 8);
     const int k0 = block / across * kConvertK + (mn ? lane / 4 : lane % 8) * 16;

@@ -198,7 +198,7 @@ struct Gemm {
                     s.next();
                 }
             };
-            if constexpr (groups == 2 && C::products == 2) { // short batches, short stages: the next one comes meanwhile
+            if constexpr (C::preshuffle && C::products == 2) { // short batches, short stages: the next one comes meanwhile
                 ScaleBatch even, odd;
                 load(even, m, first_k);
                 for (int kb = first_k; kb < last_k; kb += 2 * groups) {

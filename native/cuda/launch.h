@@ -199,15 +199,15 @@ int launch_converted(const Device& device, const Problem& q, const Copies& copie
     Problem plain = q;
     Conversions conversions = {};
     conversions.k = static_cast<int>(q.k);
-    const auto copy = [&](const uint8_t*& operand, int64_t& ld, int64_t rows, bool mn, bool i4, uint8_t* to, Conversion& conversion) {
+    const auto copy = [&](const uint8_t*& operand, int64_t& ld, int64_t rows, int a_block, bool i4, uint8_t* to, Conversion& conversion) {
         conversion = {operand, to, ld / (i4 ? 2 : 1), copies.pitch, static_cast<int>(rows)};
         operand = to, ld = copies.pitch;
-        return ceil_div(rows, convert_rows(mn)) * ceil_div(q.k, kConvertK);
+        return ceil_div(rows, a_block) * ceil_div(q.k, kConvertK);
     };
     int64_t blocks = 0;
-    if (Plain<C>::copies_a) blocks = copy(plain.a, plain.lda, q.m, C::a_col, C::a == Elem::i4, workspace, conversions.a);
+    if (Plain<C>::copies_a) blocks = copy(plain.a, plain.lda, q.m, kConvertRows<C::a_col>, C::a == Elem::i4, workspace, conversions.a);
     conversions.a_blocks = static_cast<int>(blocks);
-    if (Plain<C>::copies_b) blocks += copy(plain.b, plain.ldb, q.n, true, false, workspace + copies.a_bytes, conversions.b);
+    if (Plain<C>::copies_b) blocks += copy(plain.b, plain.ldb, q.n, kConvertRows<true>, false, workspace + copies.a_bytes, conversions.b);
     void* arguments[] = {&conversions};
     const int code = start(device.convert, blocks, kConvertThreads, 0, 1, stream, arguments);
     if (code) return code;

@@ -65,7 +65,8 @@ struct Conversions {
 };
 constexpr int kConvertThreads = 128, kConvertK = 128; // of a block
 // And its rows: a thread transposes 16 of MN-major lines, and unpacks 4 that are K-major.
-constexpr int convert_rows(bool mn) { return mn ? 256 : 64; }
+template <bool mn>
+constexpr int kConvertRows = mn ? 256 : 64;
 
 // The kernel's twin for such copies.
 template <class C>

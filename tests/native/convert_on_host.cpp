@@ -54,7 +54,8 @@ struct Matrix {
         }
         return count;
     }
-    int blocks() const { return from ? (conversion.rows + convert_rows(mn) - 1) / convert_rows(mn) * ((k + kConvertK - 1) / kConvertK) : 0; }
+    int a_block() const { return mn ? kConvertRows<true> : kConvertRows<false>; }
+    int blocks() const { return from ? (conversion.rows + a_block() - 1) / a_block() * ((k + kConvertK - 1) / kConvertK) : 0; }
 };
 
 int main(int, char** argv) {
