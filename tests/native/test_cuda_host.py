@@ -217,6 +217,9 @@ def test_compute_sanitizer_sees_both_entries_and_a_split_k(ask: Any) -> None:
     # Four tiles; one tile, and two blocks for it, twice; two tiles an element a load.
     fast, scalar = "gemmill_fast", "gemmill_scalar"
     assert ask("sanitized", PLAIN) == [[fast, 4, False], [fast, 2, True], [fast, 2, True], [scalar, 4, False]]
+    # And copies, of as few rows as there are any: 2 x 9 tiles whose k is split; 5 x 5.
+    assert ask("sanitized", FEW_ROWS)[4:] == [["gemmill_plain", 36, True]]
+    assert ask("sanitized", CONVERTING)[4:] == [["gemmill_plain", 25, False]]
 
 
 # ---- The device tests, without a device ----
@@ -271,10 +274,10 @@ def test_copies_that_come_too_early_fail_them(ask: Any) -> None:
 # ---- The selftest, without a device ----
 
 
-@pytest.mark.parametrize("config", [*KERNELS, CONVERTING], ids=label)
+@pytest.mark.parametrize("config", [*KERNELS, CONVERTING, FEW_ROWS], ids=label)
 def test_a_right_kernel_passes_its_selftest(ask: Any, config: KernelConfig) -> None:
     said = ask("selftest", config)
-    bare = ["bare"] if config is CONVERTING else []
+    bare = ["bare"] if config in (CONVERTING, FEW_ROWS) else []
     assert said == {"said": "", "entries": ["host", "device", "gaps", "aligned", *bare], "contexts": 0}
 
 
@@ -288,6 +291,11 @@ def test_a_right_kernel_passes_its_selftest(ask: Any, config: KernelConfig) -> N
 )
 def test_wrong_copies_fail_the_selftest(ask: Any, fault: str, text: str) -> None:
     assert re.match(text, ask("selftest", COPIES_OF_A, fault)["said"])
+
+
+def test_half_a_sum_of_copies_fails_the_selftest(ask: Any) -> None:
+    said = ask("selftest", FEW_ROWS, "half of a long k")["said"]
+    assert re.match(r"exact 67x517x2045, aligned entry: C\[\d+,\d+\] is .*, expected", said)
 
 
 # What only the entry for device pointers, or only lines with gaps, show; and what is said of it.
