@@ -5,7 +5,7 @@ opening it is checked first, and in this order:
 
 1. trust    nobody but trusted users could have written it (gemmill.trust)
 2. whole    manifest, size and hash agree; the index and the manifest mean the same kernel
-3. host     this machine, system and CPU can run it (gemmill.arch)
+3. host     this machine, system and CPU can run it (gemmill.arch), and it is of this gemmill's ABI
 4. selftest it passed on record, or the caller takes it untested
 
 Each candidate carries its refusal as data, so that an error and ``gemmill env`` can say why. A corrupt object is a
@@ -34,7 +34,7 @@ from gemmill.errors import (
     Refused,
 )
 from gemmill.layout import find_layout
-from gemmill.library import Library
+from gemmill.library import ABI_VERSION, Library
 from gemmill.search import CacheArgument, Place, SearchPath
 from gemmill.variant import OUTPUTS, find_variant
 
@@ -297,6 +297,9 @@ def why_not_here(obj: CacheObject, any_device: bool = False) -> str | None:
     here = (platform.machine(), platform.system())
     if built != here:
         return f"built for {built[0]} {built[1]}, this machine is {here[0]} {here[1]}"
+    abi = obj.manifest["inputs"].get("abi", ABI_VERSION)
+    if abi != ABI_VERSION:
+        return f"built for ABI version {abi}, this gemmill takes {ABI_VERSION}"
     row = ARCHS.get(obj.arch)
     if row is None:
         return f"unknown arch {obj.arch}: this gemmill knows {', '.join(ARCHS)}"

@@ -112,13 +112,19 @@ class Checker(Harness):
         ]
 
     def workspace_shapes(self) -> list[tuple[int, int, int]]:
-        """Return shapes that take a workspace, where only large ones do: with tails, and with packed lines aligned."""
-        if self.library.workspace_bytes(1, 1, 1):
+        """Return shapes that take a workspace, where only large ones do.
+
+        With tails; with packed lines aligned; of as few rows as take one, so that blocks may share a tile's k.
+        """
+        takes = self.library.workspace_bytes
+        if takes(1, 1, 1):
             return []
         tk = self.tile[2]
-        for size in (2**i for i in range(4, 13)):
-            if self.library.workspace_bytes(size, size, size):
-                return [(size + 3, size + 5, 2 * tk - 3), (size + 32, size + 96, tk + 32)]
+        sizes = [2**i for i in range(4, 13)]
+        for n in sizes:
+            if takes(n, n, n):
+                m = next(m for m in sizes if takes(m, n, n))
+                return [(n + 3, n + 5, 2 * tk - 3), (n + 32, n + 96, tk + 32), (m + 3, n + 5, 16 * tk - 3)]
         return []
 
     def random_shapes(self) -> list[tuple[int, int, int]]:

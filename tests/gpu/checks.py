@@ -36,8 +36,9 @@ def _layout(entry: Any) -> Any:
 def _converting(entry: Any) -> Any:
     """Kernels that copy operands to K-major ahead, as templates/cuda.cu.j2 chooses them."""
     config = entry.config
-    copies = config["layout"][1] == "r" or "i4" in config["variant"]
-    return entry.name if config["family"] == "prefill" and copies else None
+    int4_alone = "i4" in config["variant"] and config["layout"][1] == "c" and config["tile"][0] > 16
+    copies = int4_alone if config["family"] == "decode" else config["layout"][1] == "r" or int4_alone
+    return entry.name if config["family"] != "preshufflequant" and copies else None
 
 
 def _family_of_rcr(entry: Any) -> Any:
@@ -68,6 +69,7 @@ CHECKS = (
     Check("inputs", shapes.check_inputs_are_left_alone),
     Check("repeats", shapes.check_repeats),
     Check("conversion", conversion.check_conversion, _converting),
+    Check("conversion-in-turn", conversion.check_in_turn, _converting),
     Check("conversion-at-once", conversion.check_at_once, _converting),
     Check("conversion-arguments", conversion.check_arguments, _converting),
     Check("far-lines", wide.check_far_lines),

@@ -8,7 +8,7 @@ from operands import Case
 from workbench import Workbench, Wrong, expect_equal
 
 # From the least sizes that take a workspace: whole tiles; one k; odd multiples of 16; tails everywhere, with gaps; k
-# beyond whole groups; more tiles than blocks are resident.
+# beyond whole groups; more tiles than blocks are resident. Few rows, which a copy of A alone is made for; k is split.
 _CASES = (
     Case(512, 512, 128),
     Case(512, 544, 1, "aligned"),
@@ -18,13 +18,15 @@ _CASES = (
     Case(1000, 640, 1056, "aligned"),
     Case(2000, 4097, 259, "aligned"),
 )
-_BRIEF = 4  # of them, where a device is only simulated
+_FEW = (Case(64, 512, 2048), Case(83, 531, 2093, "aligned"))
+_BRIEF = 4  # of the first, where a device is only simulated
 _REPEATS = 4
 
 
 def check_conversion(bench: Workbench, kernel: Kernel) -> None:
     """Multiply with the workspace full of NaN, again with what the last call left there, and without one."""
-    for case in _CASES[:_BRIEF] if bench.brief else _CASES:
+    few = _FEW if kernel.library.workspace_bytes(*_shape(_FEW[0])) else ()
+    for case in (*few, *(_CASES[:_BRIEF] if bench.brief else _CASES)):
         o = bench.operands(kernel, case)
         if not bench.workspace(kernel, o)[1]:
             raise Wrong(f"{case}: takes no workspace")
@@ -39,6 +41,21 @@ def check_conversion(bench: Workbench, kernel: Kernel) -> None:
         bench.expect(o, bench.multiply(kernel, o, bare=True), f"{case}, without a workspace")
         if (bench.gpu.download(address, size) != 0xFF).any():
             raise Wrong(f"{case}: wrote to a workspace that it was not given")
+
+
+def check_in_turn(bench: Workbench, kernel: Kernel) -> None:
+    """Multiply other operands in turn with one workspace on one stream: copies must wait for the kernel in front."""
+    case = _CASES[3]
+    placed = [bench.operands(kernel, case, seed) for seed in (0, 1)]
+    shared = bench.workspace(kernel, placed[0])
+    for o in placed:
+        bench.poison(o)
+    bench.gpu.synchronize()
+    for _ in range(2 if bench.brief else 50):
+        for o in placed:
+            bench.launch(kernel, o, workspace=shared)
+    for o, seed in zip(placed, (0, 1), strict=True):
+        bench.expect(o, bench.result(kernel, o), f"{case}, in turn with others, seed {seed}")
 
 
 def check_at_once(bench: Workbench, kernel: Kernel) -> None:
@@ -74,6 +91,10 @@ def check_at_once(bench: Workbench, kernel: Kernel) -> None:
                     bench.expect(source, bench.result(kernel, o), f"graph, replay {turn}, {case}")
         finally:
             graph.close()
+
+
+def _shape(case: Case) -> tuple[int, int, int]:
+    return case.m, case.n, case.k
 
 
 def _upload(bench: Workbench, o: object, source: object) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from operands import Case
 
 _RING = 16  # stages, at most (native/cuda/traits.h)
+_DEEP = (_RING + 1) * 128 + 44  # k
 _MARK = "@@ kernel "
 _MOST = 20  # lines of a list
 _HAZARD = re.compile(r"Race reported between (.+)")
@@ -60,21 +61,26 @@ def classes(entry: Any) -> Any:
     return config["family"], tuple(config["tile"]), config["layout"], "i4" in config["variant"]
 
 
-AHEAD = (545, 517, 133)  # M, N, K of which operands are copied into a workspace, where a kernel takes one
-
-
 def cases(tile: list[int]) -> list[Case]:
     """Return small problems in which every block goes around its ring of stages."""
     from operands import Case
 
     tm, tn, _ = tile
-    k = (_RING + 1) * 128 + 44
     return [
         Case(tm + 1, tn + 3, 300, "aligned"),  # four tiles, C an element a store
-        Case(tm, tn, k, "aligned"),  # C by the copy engine; k split in two where the kernel can
-        Case(min(tm, 16), tn, 2 * k, "aligned"),  # both parts of a split k go around
-        Case(17, tn + 1, k, "odd", 1),  # the other entry
+        Case(tm, tn, _DEEP, "aligned"),  # C by the copy engine; k split in two where the kernel can
+        Case(min(tm, 16), tn, 2 * _DEEP, "aligned"),  # both parts of a split k go around
+        Case(17, tn + 1, _DEEP, "odd", 1),  # the other entry
     ]
+
+
+def copied(library: Any) -> list[Case]:
+    """Return the problem of fewest rows whose operands the kernel copies into a workspace; none where it never does."""
+    from operands import Case
+
+    # What takes one for few rows splits k.
+    problems = (Case(65, 517, 2 * _DEEP, "aligned"), Case(545, 517, _DEEP, "aligned"))
+    return [case for case in problems if library.workspace_bytes(case.m, case.n, case.k)][:1]
 
 
 # ---- The child: multiplies under the tool ----
@@ -85,17 +91,13 @@ def child(job: Path) -> int:
     from driver import Gpu
     from gemmill.cache import Cache
     from gemmill.library import Library
-    from operands import Case
     from workbench import Workbench, Wrong
 
     one = json.loads(job.read_text())
     bench = Workbench(Gpu(), Cache(job), [])
     library = Library(Path(one["library"]), one["arch"], one["name"])
     kernel = Opened(one["name"], one["arch"], one["config"], "_preshufflequant" in one["name"], library)
-    problems = cases(one["config"]["tile"])
-    if library.workspace_bytes(*AHEAD):
-        problems.append(Case(*AHEAD, "aligned"))
-    for case in problems:
+    for case in (*cases(one["config"]["tile"]), *copied(library)):
         print(f"{_MARK}{one['name']} {case}", flush=True)
         try:
             bench.check(kernel, bench.operands(kernel, case), str(case))  # type: ignore[arg-type]

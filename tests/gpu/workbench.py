@@ -161,11 +161,18 @@ class Workbench:
             self.gpu.fill(base, 0xFF, size + 2 * _GUARD)
         return (o.workspace[0], size) if size else (None, 0)
 
-    def launch(self, kernel: Kernel, o: Operands, stream: int | None = None, bare: bool = False) -> None:
-        """Start one product; `bare`: without a workspace."""
+    def launch(
+        self,
+        kernel: Kernel,
+        o: Operands,
+        stream: int | None = None,
+        bare: bool = False,
+        workspace: tuple[int | None, int] | None = None,
+    ) -> None:
+        """Start one product; `bare`: without a workspace; `workspace`: with this one, not the problem's own."""
         s = o.stored
         sizes = (*o.problem.shape, s.lda, s.ldaq, s.ldb, s.ldc)
-        workspace = (None, 0) if bare else self.workspace(kernel, o)
+        workspace = (None, 0) if bare else workspace or self.workspace(kernel, o)
         code = kernel.library.run(o.a, o.aq, o.b, o.c, *sizes, *workspace, stream)
         if code:
             raise Wrong(f"returned {code} for valid arguments: {kernel.library.last_error}")

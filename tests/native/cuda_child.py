@@ -268,7 +268,7 @@ def launches(s: Child) -> Any:
 
 def sanitized(s: Child) -> Any:
     """Say how the shapes that compute-sanitizer sees are launched."""
-    return list(launched(s, sanitize.cases(s.kernel.config["tile"])).values())
+    return list(launched(s, [*sanitize.cases(s.kernel.config["tile"]), *sanitize.copied(s.library)]).values())
 
 
 def launched(s: Child, cases: list[Case]) -> dict[str, Any]:

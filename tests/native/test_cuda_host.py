@@ -34,6 +34,7 @@ SHUFFLED = kernel("bf8i4f32", "rcr", "preshufflequant", 128)
 KERNELS = (PLAIN, INT4, CCR, SHUFFLED)
 CONVERTING = kernel("fp8i4", "crr", "prefill", 128)  # A is transposed and unpacked, B transposed
 COPIES_OF_A = kernel("bf8i4", "rcr", "prefill", 128)
+FEW_ROWS = kernel("fp8i4", "rcr", "decode", 64)  # A is unpacked from fewer rows on; k may be split
 COPIES_OF_B = kernel("bf8", "rrr", "prefill", 128)
 
 
@@ -216,17 +217,20 @@ def test_compute_sanitizer_sees_both_entries_and_a_split_k(ask: Any) -> None:
     # Four tiles; one tile, and two blocks for it, twice; two tiles an element a load.
     fast, scalar = "gemmill_fast", "gemmill_scalar"
     assert ask("sanitized", PLAIN) == [[fast, 4, False], [fast, 2, True], [fast, 2, True], [scalar, 4, False]]
+    # And copies, of as few rows as there are any: 2 x 9 tiles whose k is split; 5 x 5.
+    assert ask("sanitized", FEW_ROWS)[4:] == [["gemmill_plain", 36, True]]
+    assert ask("sanitized", CONVERTING)[4:] == [["gemmill_plain", 25, False]]
 
 
 # ---- The device tests, without a device ----
 
 
-@pytest.mark.parametrize("config", [INT4, CCR, SHUFFLED, CONVERTING], ids=label)
+@pytest.mark.parametrize("config", [INT4, CCR, SHUFFLED, CONVERTING, FEW_ROWS], ids=label)
 def test_a_right_kernel_passes_the_device_tests(ask: Any, config: KernelConfig) -> None:
     said = ask("device_tests", config)
     skipped = [name for name, text in said.items() if text == "skipped"]
     assert {name: text for name, text in said.items() if text} == {"wrong-device": "skipped"}
-    assert skipped == ["wrong-device"] and len(said) == {SHUFFLED: 21, CONVERTING: 23}.get(config, 20)
+    assert skipped == ["wrong-device"] and len(said) == {SHUFFLED: 21, CONVERTING: 24, FEW_ROWS: 25}.get(config, 20)
 
 
 # What a kernel does wrong, and which checks must say so.
@@ -252,7 +256,7 @@ def test_a_wrong_kernel_fails_them(ask: Any, fault: str) -> None:
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
-        ("an uncopied row", "512x512x128 packed: C[511,0] is "),
+        ("an uncopied row", "64x512x2048 packed: C[63,0] is "),
         ("writes beyond the workspace", "wrote outside the workspace"),
     ],
 )
@@ -261,13 +265,19 @@ def test_wrong_copies_fail_them(ask: Any, fault: str, text: str) -> None:
     assert said["conversion"].startswith(text)
 
 
+def test_copies_that_come_too_early_fail_them(ask: Any) -> None:
+    said = ask("device_tests", FEW_ROWS, "early copies", "conversion,conversion-in-turn")
+    assert said == {"conversion": "", "conversion-in-turn": said["conversion-in-turn"]}
+    assert re.match(r"515x517x253 aligned, in turn with others, seed 0: C\[\d+,\d+\] is ", said["conversion-in-turn"])
+
+
 # ---- The selftest, without a device ----
 
 
-@pytest.mark.parametrize("config", [*KERNELS, CONVERTING], ids=label)
+@pytest.mark.parametrize("config", [*KERNELS, CONVERTING, FEW_ROWS], ids=label)
 def test_a_right_kernel_passes_its_selftest(ask: Any, config: KernelConfig) -> None:
     said = ask("selftest", config)
-    bare = ["bare"] if config is CONVERTING else []
+    bare = ["bare"] if config in (CONVERTING, FEW_ROWS) else []
     assert said == {"said": "", "entries": ["host", "device", "gaps", "aligned", *bare], "contexts": 0}
 
 
@@ -281,6 +291,11 @@ def test_a_right_kernel_passes_its_selftest(ask: Any, config: KernelConfig) -> N
 )
 def test_wrong_copies_fail_the_selftest(ask: Any, fault: str, text: str) -> None:
     assert re.match(text, ask("selftest", COPIES_OF_A, fault)["said"])
+
+
+def test_half_a_sum_of_copies_fails_the_selftest(ask: Any) -> None:
+    said = ask("selftest", FEW_ROWS, "half of a long k")["said"]
+    assert re.match(r"exact 67x517x2045, aligned entry: C\[\d+,\d+\] is .*, expected", said)
 
 
 # What only the entry for device pointers, or only lines with gaps, show; and what is said of it.

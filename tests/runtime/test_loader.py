@@ -15,7 +15,7 @@ from gemmill import arch as arch_table
 from gemmill import cuda, device, loader
 from gemmill.cache import MANIFEST, SELFTEST, Cache
 from gemmill.errors import ArgumentError, CorruptObjectWarning, DeviceError, KernelNotFound, Refused
-from gemmill.library import call_pointers, call_rest
+from gemmill.library import ABI_VERSION, call_pointers, call_rest
 from gemmill.loader import Kernel, examine, load
 from generators import DAMAGES, object_directory
 from support import add_fake, add_index, add_object, config_json, fake_config, fake_library
@@ -91,6 +91,18 @@ def test_unknown_outcomes_do_not_load(cache):
 def test_another_machine_is_refused(cache):
     add_fake(cache.root, target={"machine": "riscv64", "system": "Linux"})
     with pytest.raises(Refused, match="built for riscv64 Linux, this machine is "):
+        load(NAME, cache.root)
+
+
+def test_another_abi_is_refused_unopened_and_the_next_place_is_tried(cache, tmp_path, monkeypatch):
+    key = add_fake(cache.root, inputs={"abi": ABI_VERSION - 1})
+    text = f"built for ABI version {ABI_VERSION - 1}, this gemmill takes {ABI_VERSION}"
+    assert examine(cache, key, allow_untested=True, any_device=True).refusal == text
+    second = tmp_path / "second"
+    add_fake(second, inputs={"abi": ABI_VERSION})
+    assert load(NAME, [cache.root, second]).path.is_relative_to(second)
+    monkeypatch.setattr(loader, "Library", lambda *arguments: pytest.fail("it was opened"))
+    with pytest.raises(Refused, match=text):
         load(NAME, cache.root)
 
 
