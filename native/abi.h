@@ -86,10 +86,10 @@ typedef struct GemmillCall {
     int64_t device;
 } GemmillCall;
 
-/* gemmill_gemm_aquant for a caller who knows where the pointers lie, as torch does of its tensors: the driver is not asked,
- * and a pointer to other memory is an error of the device. Where the current context is not the device's, its primary one is
- * made current for the call (cuda), or the call refused (hip). One argument, since foreign function interfaces take a time
- * for each. */
+/* gemmill_gemm_aquant for a caller who knows where the pointers lie, as torch does of its tensors: the driver is not
+ * asked, and a pointer to other memory is an error of the device, after which its context can't be used. Where the current
+ * context is not the device's, its primary one is made current for the call (cuda), or the call refused (hip). One
+ * argument, since foreign function interfaces take a time for each. */
 GEMMILL_EXPORT int gemmill_launch(const GemmillCall* call);
 
 #ifdef __cplusplus

@@ -94,7 +94,7 @@ def gemm_aquant_on_torch(
             if plan and not (plan.alike(a, b, aq) if out is None else plan.alike(a, b, aq, out)):  # type: ignore[misc]
                 plan = None
         except (AttributeError, RuntimeError):
-            pass  # B has no address: it is in a wrapper, or the checks below refuse it by name
+            plan = None  # B has no address: it is in a wrapper, or the checks below refuse it by name
     if plan is None:
         plan, a, w, aq = _search(a_q, b, a_scale, out, out_dtype, kernel, arch, stream, allow_untested)
         if plan is None:
@@ -141,7 +141,7 @@ def _search(
             if plan and not (plan.alike(a, w, aq) if out is None else plan.alike(a, w, aq, out)):  # type: ignore[misc]
                 plan = None
     except (AttributeError, RuntimeError, TypeError):
-        place = None  # B has no address, or something is unhashable, which the checks below refuse by name
+        plan = place = None  # B has no address, or something is unhashable, which the checks below refuse by name
     if plan is None:
         plan = _find_plan(a_q, b, a_scale, out, (out_dtype, kernel, arch, allow_untested), (a, w, aq), said)
         if plan and plan.alike:

@@ -231,10 +231,10 @@ def resources(config: KernelConfig, output: str, work: Path) -> tuple[dict[str, 
 
 def _launches(library: Path) -> dict[str, dict[str, int]]:
     """Return threads and dynamic shared memory of each entry, out of the section that native/cuda/host_abi.h writes."""
-    rows = struct.iter_unpack("=II", read_section(library, _LAUNCHES))
+    rows = [*struct.iter_unpack("=II", read_section(library, _LAUNCHES))]
     return {
         name: {"threads": threads, "dynamic_shared_memory": size}
-        for name, (threads, size) in zip(_ENTRIES, rows, strict=False)
+        for name, (threads, size) in zip(_ENTRIES[: len(rows)], rows, strict=True)
     }
 
 

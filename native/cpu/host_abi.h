@@ -164,6 +164,7 @@ GEMMILL_BASELINE GEMMILL_EXPORT int gemmill_gemm_aquant(const void* A, const voi
 }
 
 GEMMILL_BASELINE GEMMILL_EXPORT int gemmill_launch(const GemmillCall* call) {
+    if (const int code = gemmill::expect_call(call)) return code;
     return gemmill_gemm_aquant(call->A, call->AQ, call->B, call->C, call->M, call->N, call->K, call->lda, call->ldaq,
                                call->ldb, call->ldc, call->workspace, call->workspace_bytes, call->stream);
 }

@@ -62,6 +62,11 @@ inline int load_library(const void* image, bool converts) {
     return GEMMILL_OK;
 }
 
+inline int expect_counted(int64_t ordinal) {
+    if (ordinal >= 0 && ordinal < kMostDevices) return GEMMILL_OK;
+    return (Message() << "device " << ordinal << ": expected 0 to " << kMostDevices - 1 << ", more are not counted").unsupported();
+}
+
 /* The device of the current context. */
 inline int current_device(int& ordinal) {
     CUdevice device;
@@ -73,8 +78,7 @@ inline int current_device(int& ordinal) {
 /* A device, ready to launch on; a context of it is current. Bytes of shared memory; of `plain` none where there is no such
    entry. */
 inline int ready_device(const void* image, int fast_bytes, int scalar_bytes, int plain_bytes, int ordinal, Device& out) {
-    if (ordinal < 0 || ordinal >= kMostDevices)
-        return (Message() << "device " << ordinal << ": only " << kMostDevices << " are counted").unsupported();
+    if (const int code = expect_counted(ordinal)) return code;
     Device& known = g_library.devices[ordinal];
     if (!__atomic_load_n(&known.ready, __ATOMIC_ACQUIRE)) {
         LibraryLock lock;
@@ -124,7 +128,7 @@ class ContextScope {
 
   private:
     int push(int64_t ordinal) {
-        if (ordinal < 0 || ordinal >= kMostDevices) return (Message() << "device " << ordinal << ": not counted").unsupported();
+        if (const int code = expect_counted(ordinal)) return code;
         CUcontext context = nullptr;
         {
             LibraryLock lock;

@@ -11,7 +11,6 @@
 // Where tiles are few, the two blocks of a cluster share a tile's k and add their sums through shared memory.
 #pragma once
 #include <cuda_fp8.h>
-#include <type_traits>
 
 #include "fill.cuh"
 #include "fragment.cuh"
@@ -406,7 +405,7 @@ struct Gemm {
             }
             finish(tile, sum, group, warp, opaque(lane));
         });
-        if (warp == 0 && lane == 0) store_wait<0, true>(); // before its shared memory goes
+        if (warp == 0 && lane == 0) store_wait_read(); // before its shared memory goes
     }
 
     // A tile's sum over this block's k is complete.
@@ -457,7 +456,7 @@ struct Gemm {
         for (int slab = 0; slab < T::slabs; ++slab) {
 #pragma unroll
             for (int chunk = 0; chunk < T::chunks; ++chunk) {
-                if (first) store_wait<0, true>();
+                if (first) store_wait_read();
                 named_barrier(1 + group, 128); // the last block has left the staging area
                 stage_block<C, T>(staging, sum[slab][chunk], warp, lane);
                 if (p.store_c) fence_async_proxy();

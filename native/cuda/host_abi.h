@@ -154,7 +154,7 @@ inline int run_packed(const void* A, const void* AQ, const void* B, void* C, int
     if (!code) code = c.allocate(M * N * kOutBytes);
     if (code) return code;
     p = make_problem(a.get(), aq.get(), b.get(), c.get(), M, N, K, stride_A, stored_aq.length, stride_B, stride_C);
-    workspace.allocate(workspace_bytes<Kernel>(M, N, K)); /* without it the kernel is slower, not wrong */
+    if (workspace.allocate(workspace_bytes<Kernel>(M, N, K))) Message(); /* slower without it, not wrong: nothing to tell */
     code = launch<Kernel>(device, p, workspace.get(), nullptr);
     if (code) return code;
     GEMMILL_TRY(cuStreamSynchronize, nullptr);
@@ -239,6 +239,7 @@ GEMMILL_EXPORT int gemmill_gemm_aquant(const void* A, const void* AQ, const void
 }
 
 GEMMILL_EXPORT int gemmill_launch(const GemmillCall* call) {
+    if (const int code = gemmill::expect_call(call)) return code;
     const GemmillCall& c = *call;
     return gemmill::run_strided(c.A, c.AQ, c.B, c.C, c.M, c.N, c.K, c.lda, c.ldaq, c.ldb, c.ldc, c.workspace,
                                 c.workspace_bytes, c.stream, &c.device);

@@ -24,6 +24,7 @@ struct Out<Elem::bf16> {
         return *reinterpret_cast<const uint32_t*>(&h);
     }
 };
+
 // A block in shared memory, in boxes of 128 bytes of each row; of a row's eight 16-byte pieces each is where the copy
 // engine's 128-byte swizzle has it, which also keeps writers off each other's banks.
 template <int rows, int columns, int element>

@@ -56,15 +56,8 @@ __device__ __forceinline__ void tma_store(const TensorMap* map, uint32_t src, in
                  ::"l"(map), "r"(src), "r"(inner), "r"(outer) : "memory");
 }
 __device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Of this thread's stores; `read`: their source may be written again.
-template <int pending, bool read = false>
-__device__ __forceinline__ void store_wait() {
-    if constexpr (read) {
-        asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
-    } else {
-        asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
-    }
-}
+// Until this thread's stores have read their source.
+__device__ __forceinline__ void store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // Make ordinary shared-memory writes visible to wgmma and the copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

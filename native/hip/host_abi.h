@@ -308,6 +308,9 @@ GEMMILL_EXPORT int gemmill_gemm_aquant(const void* A, const void* AQ, const void
     return gemmill::run_strided(A, AQ, B, C, M, N, K, lda, ldaq, ldb, ldc, workspace, workspace_bytes, stream);
 }
 
-GEMMILL_EXPORT int gemmill_launch(const GemmillCall* call) { return gemmill::run_call(*call); }
+GEMMILL_EXPORT int gemmill_launch(const GemmillCall* call) {
+    if (const int code = gemmill::expect_call(call)) return code;
+    return gemmill::run_call(*call);
+}
 
 }  // extern "C"

@@ -50,6 +50,10 @@ inline int check_sizes(int64_t m, int64_t n, int64_t k) {
     return code;
 }
 
+GEMMILL_BASELINE inline int expect_call(const GemmillCall* call) {
+    return call ? GEMMILL_OK : (Message() << "call is NULL: expected the arguments").bad_argument();
+}
+
 inline int check_pointers(const Problem& p) {
     const bool some = p.m > 0 && p.n > 0;
     int code = expect_pointer("A", p.a, some && p.k > 0);

@@ -153,7 +153,7 @@ def test_a_launch_is_in_a_context_of_its_device(ask: Any) -> None:
         assert said == [0, "", 1, device, 0], "launched once, and the caller's contexts are what they were"
     assert failed[:3] == [-3, "cuCtxGetDevice failed: CUDA_ERROR_FAKE (719), a fake error", 0]
     for said, device in zip(beyond, (-1, 64, 2**32), strict=True):
-        assert said[:3] == [-2, f"device {device}: not counted", 0] and said[4] == 0
+        assert said[:3] == [-2, f"device {device}: expected 0 to 63, more are not counted", 0] and said[4] == 0
 
 
 def test_machines_without_the_device(ask: Any) -> None:

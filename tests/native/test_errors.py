@@ -120,6 +120,7 @@ def test_good_calls_after_bad_ones(library, packed, strided):
     c.fill(0)
     assert library.c.gemmill_launch(packed_call([strided[name] for name in STRIDED])) == 0
     assert c[1:-1].any() and (c[:5] == before[:5]).all()
+    assert library.c.gemmill_launch(None) == -1 and library.error == "call is NULL: expected the arguments"
 
 
 def test_empty_problems_need_no_pointers(library):
