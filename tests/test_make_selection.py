@@ -83,3 +83,13 @@ def test_nothing_measured_writes_nothing(tmp_path: Path) -> None:
     status, said, path = make(tmp_path, [row(RCR[0], None)])
     assert status == 1 and "nothing was written" in said
     assert not path.exists()
+
+
+def test_the_shipped_tables_name_kernels_of_the_catalogue() -> None:
+    tables = sorted((CHECKOUT.root / "runtime" / "tables").glob("*.json"))
+    assert tables
+    for path in tables:
+        table = json.loads(path.read_text())
+        made = {(c.variant, c.layout, schedule_of(c.name)) for c in load_catalogue().configs(table["arch"])}
+        named = {(row["variant"], row["layout"], schedule) for row in table["rows"] for schedule in row["us"]}
+        assert named and named <= made, sorted(named - made)[:3]
